@@ -260,6 +260,6 @@ def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
 
 
 def _draw_batch(config: EncoderConfig, part: str) -> Batch:
-    room = config.max_positions - config.position_start
+    room = config.max_tokens
     tokens = room if config.pooling == "flatten" else min(TOKENS, room)
     return example_batch(config, batch=5, tokens=tokens, part=part)

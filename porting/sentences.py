@@ -125,7 +125,7 @@ def files(
         **{key: mode == said[POOLING] for key, mode in list(OLDER.items())[:WRITTEN]},
     }
     lengths = (
-        {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False}
+        {"max_seq_length": config.max_tokens, "do_lower_case": False}
         if carried is None
         else parse_json(carried, folders.LENGTHS)
     )
@@ -136,8 +136,11 @@ def files(
             **(arguments if isinstance(arguments, dict) else {}),
             "add_pooling_layer": False,
         }
-    contents = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
-    return {name: folders.json_file(content) for name, content in contents.items()}
+    return {
+        MODULES: folders.json_file(modules),
+        f"{paths[1]}/{folders.CONFIG}": folders.json_file(pooling),
+        folders.LENGTHS: folders.json_file(lengths),
+    }
 
 
 def _modes(settings: Mapping[str, Any]) -> list[Any]:

@@ -124,7 +124,7 @@ class TextEncoder:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config, files = checkpoint.config, checkpoint.files
-        room = config.max_positions - config.position_start
+        room = config.max_tokens
         settings, sentences, prompts = (
             json_object(parse_json(files.get(name, b"{}"), name), name)
             for name in (SETTINGS, LENGTHS, PROMPTS)
@@ -189,7 +189,7 @@ def batch_of(
         multiple: round the width up to a multiple, since frameworks compile each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
-    width = min(longest, config.max_positions - config.position_start)
+    width = min(longest, config.max_tokens)
     if config.pooling == "flatten":  # its classifier has weights for every position (SPEC INP-5)
         width = config.max_positions
     ids = np.full((len(texts), width), config.pad_id, np.int64)

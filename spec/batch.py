@@ -143,7 +143,7 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
         if outside is not None and (problem := wrong_element(name, ids, outside, f"lie in [0, {bound})")):
             problems.append((problem, clause))
     if part in OF_IDS:
-        tokens, widest = batch.required("input_ids").shape[1], config.max_positions - config.position_start
+        tokens, widest = batch.required("input_ids").shape[1], config.max_tokens
         if tokens > widest:
             problems.append(
                 (
@@ -213,7 +213,7 @@ def example_batch(
     if isinstance(padding, str) and padding not in PADDINGS:
         raise unknown("padding", padding, list(PADDINGS))
     generator = np.random.default_rng([seed, batch])
-    tokens = config.max_positions - config.position_start if tokens is None else tokens
+    tokens = config.max_tokens if tokens is None else tokens
     real = _real_tokens(batch, tokens, padding)
     example = Batch(**_draw(config, generator, real, part))
     validate_batch(config, example, part)

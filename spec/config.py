@@ -155,6 +155,11 @@ class EncoderConfig:
         return self.d_model // self.num_heads
 
     @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest text (SPEC INP-2)."""
+        return self.max_positions - self.position_start
+
+    @property
     def rectifies(self) -> bool:
         """Whether the model has a ReLU, whose gradient jumps at 0."""
         return "relu" in (self.activation, self.qkv_activation, self.pooler)

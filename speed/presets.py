@@ -170,7 +170,7 @@ BATCH, TOKENS = 8, 128  # for a model that is not a preset
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
     """A model as a preset, with the usual batch."""
-    room = config.max_positions - config.position_start
+    room = config.max_tokens
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 

@@ -73,7 +73,7 @@ def lockstep(
             )
             return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
         model, training_recipe = _model(checkpoint, variant), _recipe(recipe or "adamw")
-        longest = model["config"].max_positions - model["config"].position_start
+        longest = model["config"].max_tokens
         if tokens is not None and tokens > longest:
             raise SpecError(
                 f"--tokens is {tokens} but must be at most {longest}: the model has no more positions"

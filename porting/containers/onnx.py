@@ -58,7 +58,7 @@ def save(
     if every_tap:
         attach(model.named_modules(), tap)
     model.register_forward_hook(outputs)
-    room = family.max_positions - family.position_start
+    room = family.max_tokens
     ids = torch.ones(2, room if family.pooling == "flatten" else min(3, room), dtype=torch.int64)
     example = {"input_ids": ids, **({"segment_ids": ids * 0} if family.num_segments else {})}
     with (
@@ -89,5 +89,9 @@ def save(
             dynamo=False,  # the other exporter also needs onnxscript
         )
         # A protobuf message is limited to 2 GB, so the weights are stored in a separate file.
-        graph = onnx.load(f"{folder}/{path.name}")
-        onnx.save_model(graph, path, save_as_external_data=True, location=f"{path.name}.data")
+        onnx.save_model(
+            onnx.load(f"{folder}/{path.name}"),
+            path,
+            save_as_external_data=True,
+            location=f"{path.name}.data",
+        )
