@@ -18,7 +18,7 @@ from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
 from concord.porting.texts import padding_id
 from concord.spec import checkpoints
-from concord.spec.errors import SpecError, located
+from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
@@ -50,8 +50,8 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             write_bytes(folder / name, content)
         if form.name == OWN:
             digests = {name: sha256_of(folder / name) for name in sorted((*files, form.weights[0]))}
-            contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
-            write_bytes(folder / checkpoints.CONTENTS, folders.json_file(contents))
+            contents = checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part)
+            write_bytes(folder / checkpoints.CONTENTS, folders.json_file(asdict(contents)))
         if not force and path.is_dir():
             with refusing(path):
                 path.rmdir()  # fails if it is no longer empty, so that nothing is lost
@@ -159,12 +159,16 @@ def _follows(checkpoint: Checkpoint, name: str) -> bool:
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     if form.table is not None:
         settings = configuration(checkpoint, form.table)
-        modules = _modules(checkpoint, form.table, settings) if form.modules else {}
-        return {**_carried(checkpoint, form), **modules, form.configuration: folders.json_file(settings)}
+        return {
+            **_carried(checkpoint, form),
+            **(_modules(checkpoint, form.table, settings) if form.modules else {}),
+            form.configuration: folders.json_file(settings),
+        }
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
     if form.backend:
-        part = checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)
-        files[checkpoints.PART] = folders.json_file(asdict(part))
+        files[checkpoints.PART] = folders.json_file(
+            asdict(checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part))
+        )
     if folders.CONFIG in checkpoint.files:
         # Keep it for conversion back: it may contain settings that the family lacks.
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
@@ -225,8 +229,10 @@ def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
         "registered_name": f"{module}>{name}",
         "build_config": {"shapes_dict": {}},
     }
-    metadata = {"keras_version": "3.15.1", "date_saved": ""}
-    return {"metadata.json": json.dumps(metadata), "config.json": json.dumps(model)}
+    return {
+        "metadata.json": json.dumps({"keras_version": "3.15.1", "date_saved": ""}),
+        "config.json": json.dumps(model),
+    }
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
@@ -242,6 +248,15 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     if padding_id(checkpoint.files) == checkpoint.config.pad_id:
         # The tokenizer decides; the source's own entry determines which row its training leaves alone.
         settings |= {key: original[key] for key in [entry.fields.get("pad_id")] if key in original}
+    else:
+        refuse(
+            [
+                f"{field} is {getattr(checkpoint.config, field)!r} but must be {settings[key]!r}: in "
+                f"{table.source}, {key!r} gives several options"
+                for field, key in entry.fields.items()
+                if getattr(checkpoint.config, field) != settings[key]
+            ]
+        )
     keys = {**original, **{key: value for key, value in settings.items() if original.get(key) != value}}
     keys |= entry.checkpoint.writes if not original else {}
     for key, other in entry.checkpoint.counts.items():

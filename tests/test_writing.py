@@ -98,7 +98,7 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("named", [{"id2label": dict(enumerate("abc"))}, {}])
+@pytest.mark.parametrize("named", [{"id2label": dict(enumerate("abc")), "pad_token_id": 3}, {}])
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
     source = hugging_face(
         tmp_path / "source",
@@ -110,6 +110,7 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
     porting.write(porting.read(tmp_path / "own"), tmp_path / "back", "hugging-face")
     back, first = porting.read(tmp_path / "back"), porting.read(source)
     assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
+    assert back.config.token_padding_row == named.get("pad_token_id", 0)
     if named:
         assert json.loads(back.files["config.json"]) == json.loads(first.files["config.json"])
 
@@ -121,11 +122,13 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     (tmp_path / "other/thesis.txt").write_text("")
     config = spec.variant("nndl-paddle", **SIZES)
     shared = porting.from_weights(config, spec.initialize(config))
+    padded = porting.from_weights(CONFIG.replace(pad_id=1), drawn())
     for refused, name, force, why in (
         (OLD, "out", False, "--force replaces it"),
         (OLD, "other", False, "--force replaces only a checkpoint"),
         (OLD, "other", True, "--force replaces only a checkpoint"),
         (shared, "never", False, "norm_sharing is 'shared'"),
+        (padded, "never", False, "pad_id is 1 but must be 0: in .*, 'pad_token_id' gives"),
     ):
         with pytest.raises(SpecError, match=why):
             porting.write(refused, tmp_path / name, "hugging-face", force)
