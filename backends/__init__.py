@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from concord.backends.interface import Backend, Request, Run, Unsupported
-from concord.spec.errors import SpecError, UnknownNameError, unknown
+from concord.spec.errors import UnknownNameError, refuse, unknown
 
 if TYPE_CHECKING:
     from concord.backends.wire import WorkerFailure
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 BUILT_IN = ("torch", "tf", "paddle", "jax")
 ENTRY_POINTS = "concord.backends"
 """Entry-point group of installed backends."""
-
-
-# Part of messages about a user's own class (docs/guides/joining.md).
-SEARCHED = (
-    "Concord searches for its module in the current folder, in PYTHONPATH and in the environment's packages"
-)
 
 
 def names() -> list[str]:
@@ -43,11 +37,7 @@ def resolve(name: str) -> str:
     module, _, attribute = name.partition(":")
     if all(word.isidentifier() for word in [*module.split("."), attribute]):
         return name
-    if "." in name:
-        raise UnknownNameError(
-            f"unknown backend {name!r}: it must be a name, or a class as package.module:Class; {SEARCHED}"
-        )
-    raise unknown("backend", name, names())
+    raise UnknownNameError(f"{unknown('backend', name, names())} (a class of your own: package.module:Class)")
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
@@ -57,15 +47,13 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
         SpecError: with one line per backend.
     """
     # A name may be a class path, and a file must not determine which code is imported.
-    not_offered = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
-    if not_offered:
-        raise SpecError(
-            [
-                f"{where} names backend {name!r}, which is not known here; to import it, give --backend "
-                f"{name}"
-                for name in not_offered
-            ]
-        )
+    refuse(
+        [
+            f"{where} names backend {name!r}, which is not known here; to import it, give --backend {name}"
+            for name in dict.fromkeys(found)
+            if name not in (*names(), *named)
+        ]
+    )
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.backends import SEARCHED, heaps
+from concord.backends import heaps
 from concord.backends.bench import Bench, peak_memory
 from concord.backends.interface import Backend, Request, Run, Unsupported
 from concord.backends.wire import (
@@ -119,7 +119,12 @@ class Service:
             description = check_description(plain(self.backend.describe()))
         except ModuleNotFoundError as error:
             sought = error.name and f"{module}.".startswith(f"{error.name}.")
-            where = f"; {SEARCHED}" if sought and not module.startswith("concord.") else ""
+            where = (  # of a user's own class (docs/guides/joining.md)
+                "; Concord searches for its module in the current folder, in PYTHONPATH and in the "
+                "environment's packages"
+                if sought and not module.startswith("concord.")
+                else ""
+            )
             raise WorkerFailure("absent", f"{error}{where}") from None
         except (WorkerFailure, MemoryError):
             raise
@@ -134,10 +139,8 @@ class Service:
 
     def run(self, request: Request) -> Run:
         """Compute a request or a complete training run."""
-        if request.training:
-            run = self._trained(request, request.training)
-        else:
-            run = returned(self.backend.run(ordered(request)))
+        training = request.training
+        run = self._trained(request, training) if training else returned(self.backend.run(ordered(request)))
         run.info["peak_memory_bytes"] = peak_memory()
         return run
 
@@ -181,10 +184,13 @@ class HeldTraining(StaysHere):
     def load(self, state: Mapping[str, Array], step: int) -> None:
         """Resume; float64 state is rounded to the run's precision once."""
         target = precision(self.request.dtype)
-        narrow = {
-            name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()
-        }
-        self.session.load(narrow, step)
+        self.session.load(
+            {
+                name: target.round(array) if array.dtype == np.float64 else array
+                for name, array in state.items()
+            },
+            step,
+        )
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
         """Train one step; see :meth:`concord.backends.interface.TrainingSession.step`."""

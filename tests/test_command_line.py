@@ -47,8 +47,8 @@ REFUSED = {
         "--threads is -1",
     ),
     "check --backend tests.toys.numpy_backend": (
-        "unknown backend 'tests.toys.numpy_backend': it must be a name, or a class as package.module:Class; "
-        "Concord searches for its module in the current folder, in PYTHONPATH",
+        "unknown backend 'tests.toys.numpy_backend': it must be one of torch, tf, paddle, jax "
+        "(a class of your own: package.module:Class)",
     ),
     "case export .": (f"{Path.cwd()} is not empty; export into an empty folder",),
     "show report /dev/zero --html page.html": (

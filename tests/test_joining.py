@@ -136,6 +136,7 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(entered, cases, tensor):
             lambda path: state(path, format="concord.case/9"),
             "'format' is 'concord.case/9' but must be 'concord.case/1'",
         ),
+        ("run.json", lambda path: state(path, inof={}), "unknown key 'inof': did you mean 'info'?"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(refused, dumps, tmp_path, name, spoil, message):

@@ -17,8 +17,8 @@ from concord.conformance.judging.verdict import Result
 from concord.conformance.run.campaign import Job, Report, Setup
 from concord.spec.batch import completed, from_arrays
 from concord.spec.config import from_mapping
-from concord.spec.errors import BatchError, SpecError, WeightsError, collect, located
-from concord.spec.files import find, read_arrays, read_as, section
+from concord.spec.errors import BatchError, SpecError, WeightsError, collect, located, refuse, unknowns
+from concord.spec.files import find, read_arrays, read_as, read_json, section
 from concord.spec.folders import write_folder
 from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
@@ -153,24 +153,22 @@ def read_run(folder: Path, job: Job) -> Run:
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
     # Gradients require their loss.
-    needed = ("output", "loss") if job.gradients else ("output",)
-    missing = [name for name in needed if name not in arrays]
-    if missing:
+    needed = ["output", *["loss"] * job.gradients]
+    if missing := [name for name in needed if name not in arrays]:
         raise SpecError(f"{path} lacks {', '.join(map(repr, missing))}")
-    unknown = [
-        name
-        for name in arrays
-        if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))
-    ]
-    if unknown:
-        raise SpecError(
-            [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in unknown]
-        )
-    about = read_as(about_path, RunAbout) if os.path.lexists(about_path) else RunAbout()
-    try:
-        check_info(about.info)
-    except SpecError as error:
-        raise SpecError(f"{about_path}: {error}") from None
+    refuse(
+        [
+            f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME"
+            for name in arrays
+            if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))
+        ]
+    )
+    about = RunAbout()
+    if os.path.lexists(about_path):
+        about = read_as(about_path, RunAbout)
+        with located(str(about_path)):
+            refuse(unknowns("key", read_json(about_path), vars(about)))
+            check_info(about.info)
     # A dump is judged on all results that its case requests.
     by_name, by_taps = split_gradients(section(arrays, "gradients/"))
     return Run(
