@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections import Counter
+from contextlib import suppress
+from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,15 @@ def resident(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def waited(pid: int) -> Counter[str]:
+    """Nanoseconds for which each thread of a process has waited for a core; empty if not counted."""
+    waits = Counter[str]()
+    for path in glob(f"/proc/{pid}/task/*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            waits[path] = int(Path(path).read_text().split()[1])
+    return waits
 
 
 def cores_busy() -> float:

@@ -56,25 +56,23 @@ def environment(
     """A worker's environment variables for threads (default: one per core), device and logging."""
     # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
     # (decision 0001).
-    on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    quiet = {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "GLOG_minloglevel": "2",
-        "KERAS_BACKEND": "tensorflow",
-        "JAX_ENABLE_X64": "1",
-    }
     tuned = profile == "tuned"
     # The user's own flags stay, and the last of two counts.
-    given = os.environ.get("XLA_FLAGS", "")
-    xla = " ".join(filter(None, (WIDE * tuned, given, XLA * deterministic)))
+    xla = " ".join(filter(None, (WIDE * tuned, os.environ.get("XLA_FLAGS"), XLA * deterministic)))
     return {
         **dict.fromkeys(THREADS, str(threads or available_cores())),
         **(SWITCHES if tuned else {}),
         **({"XLA_FLAGS": xla} if xla else {}),
-        **(on_cpu if device == "cpu" else on_gpu),
+        **(
+            {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+            if device == "cpu"
+            else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        ),
         **(DETERMINISM if deterministic else {}),
-        **quiet,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GLOG_minloglevel": "2",
+        "KERAS_BACKEND": "tensorflow",
+        "JAX_ENABLE_X64": "1",
     }
 
 
@@ -152,8 +150,11 @@ class Worker(Process):
         self.settled = self.settled or self.size
         # Set here instead of by the backend: a backend that omits a result must not pass.
         run.backend, run.dtype = self.name, request.dtype
-        fields = ("steps",) if request.training else ("taps", "gradients")
-        run.requested = tuple(name for name in fields if getattr(request, name, True))
+        run.requested = tuple(
+            name
+            for name in (("steps",) if request.training else ("taps", "gradients"))
+            if getattr(request, name, True)
+        )
         return run
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,15 @@ def test_an_interpreter_that_is_none_is_told(tmp_path, program, status, words):
         backends.open(toy("NumpyBackend"), python=str(tmp_path / program), time_limit=limit)
     assert failed.value.status == status
     assert failed.value.detail.startswith(words)
+
+
+def test_time_in_which_a_worker_waits_for_a_core_does_not_count(tmp_path, monkeypatch):
+    waits = iter([0, *[10**18] * 5, 0])
+    monkeypatch.setattr("concord.backends.machine.waited", lambda pid: Counter(thread=next(waits)))
+    script(tmp_path / "sleeping", "exec sleep 600")
+    with pytest.raises(WorkerFailure, match="timed out"):
+        backends.open(toy("NumpyBackend"), python=str(tmp_path / "sleeping"), time_limit=0.1)
+    assert not [*waits]
 
 
 def test_a_run_had_weights_in_the_order_of_the_specification_and_says_who_made_it():
