@@ -129,9 +129,12 @@ class FamilyJudge(Judge):
         assert divergence is not None
         explanation = Explanation(divergence.tensor, (divergence.clause,))
         if self.is_explicable(verdict):
-            pinned = reference.pinned(self.pin).taps
-            taps = {name: tap.astype(np.float64) for name, tap in pinned.items()}
             statuses = {row.tensor: row.status for row in verdict.table}
+            taps, output = dict(reference.pinned(self.pin).taps), reference.output
+            # A correct output refutes every cause before it, even in a run without activations.
+            if statuses[output] == "agrees":
+                taps[output] = self.tensors[output]
+            taps = {name: tap.astype(np.float64) for name, tap in taps.items()}
             explanation = explain(reference.case, taps, divergence.tensor, self.tensors, statuses)
         names = (name for name, deviation in KNOWN_DEVIATIONS.items() if deviation.alone)
         undeclared = next((name for name in names if self.would_agree(name, verdict)), "")

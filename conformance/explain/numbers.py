@@ -18,7 +18,6 @@ from concord.conformance.bugs.lookups import table_of
 from concord.conformance.bugs.loss import smoothed
 from concord.conformance.bugs.norms import NORMS, RESIDUALS, result
 from concord.conformance.bugs.rounding import LINEAR
-from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.fitting import fitted, shortest
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
@@ -166,8 +165,6 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
     )
     # No weighting by sigma: a mask constant's spacing is so wide that hidden scores would have no weight.
     scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[finite]
-    if wrong_elements(question).sum() < FEW:  # one free value fits any few elements
-        return
     for number in KNOWN:
         right = number.right(config) if callable(number.right) else number.right
         if right is None or not fits(tap, number.taps) or number.activation not in ("", config.activation):

@@ -18,6 +18,7 @@ from concord.conformance.bugs.bug import Bug, Change, fits
 from concord.conformance.bugs.catalogue import EXPLANATIONS
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
+from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.mask_rules import of_mask
 from concord.conformance.explain.numbers import of_numbers
@@ -251,13 +252,16 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
+    # One free value fits any few elements, such as a loss.
+    credible = wrong_elements(question).sum() >= FEW
     for tap in question.span:
-        if fits(tap, NORMS):
+        if credible and fits(tap, NORMS):
             yield from of_fitted_epsilon(question)
         if fits(tap, ("*.masked_scores",)):
             yield from of_other_constants(question, tap)
         yield from of_left_out(question, tap)
-        yield from of_numbers(question, tap)
+        if credible:
+            yield from of_numbers(question, tap)
     if not question.parameter:
         yield from of_operands(question)
 

@@ -9,8 +9,8 @@ DECLARED = "declared by the backend"
 # The user of a candidate declares that it lacks an output.
 ABSENT = "declared as absent"
 
-# A tap's gradient is zero, and another gradient that bypasses it is correct.
-UNUSED = "nothing later in the model uses this activation"
+# A tap's gradient is zero, and another gradient that bypasses it is correct: the model may use a copy of it.
+UNUSED = "a zero gradient, through which no correct gradient flows"
 
 # A tensor agrees but proves nothing: a parameter, or a table that is the same for all inputs.
 CONSTANT = "does not depend on any input"

@@ -143,8 +143,10 @@ class Setup:
 
     def how(self, dtype: str) -> Settings:
         """Settings of a run."""
-        names = {setting.name for setting in fields(Settings)} - {"dtype"}
-        return Settings(dtype, **{name: getattr(self, name) for name in names})
+        return Settings(
+            dtype,
+            **{entry.name: getattr(self, entry.name) for entry in fields(Settings) if entry.name != "dtype"},
+        )
 
     def status_of(self, name: str, status: str) -> str:
         """Status of a backend whose worker failed."""
@@ -202,10 +204,12 @@ class Report:
 
     def with_verdicts(self, change: Callable[[Verdict], Verdict]) -> Report:
         """Change each verdict."""
-        results = [
-            replace(result, verdict=result.verdict and change(result.verdict)) for result in self.results
-        ]
-        return replace(self, results=results)
+        return replace(
+            self,
+            results=[
+                replace(result, verdict=result.verdict and change(result.verdict)) for result in self.results
+            ],
+        )
 
     def contradictions(self) -> Iterator[str]:
         """Yield each status that contradicts its verdict."""
@@ -332,9 +336,11 @@ class _Earlier:
 
     def words(self, job: Job, turn: int) -> str:
         between = ", after other cases had run" if turn > self.turn + 1 else ""
-        outcome = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
-        position = f"in run {self.result.times + 1} of {job.times}{between}"
-        return f"only when run again: {position}; the first run {outcome}"
+        first = self.result
+        outcome = _verb(first.verdict.status if first.verdict else first.status)
+        return (
+            f"only when run again: in run {first.times + 1} of {job.times}{between}; the first run {outcome}"
+        )
 
 
 def _verb(status: str) -> str:
@@ -459,18 +465,17 @@ class Runner:
         """Run a job in a precision mode."""
         settings = self.settings
         problem = (job.config, job.weights, job.batch, job.part, job.dtype)
-        by_taps = job.gradients and job.expectation is None  # published gradients do not include taps
 
         def ask(worker: Worker) -> Run:
-            taps = job.training is None
             return worker.run(
                 *problem,
                 settings.implementation,
                 execution=settings.execution,
-                taps=taps,
+                taps=job.training is None,
                 gradients=job.gradients,
                 precision=precision,
-                tap_gradients=by_taps,
+                # Published gradients do not include taps.
+                tap_gradients=job.gradients and job.expectation is None,
                 training=job.training,
             )
 
