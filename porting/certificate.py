@@ -32,6 +32,7 @@ from concord.spec.errors import located, refuse
 from concord.spec.files import find, sha256_of
 from concord.spec.parameters import Weights
 from concord.spec.tensors import POOLED, taps
+from concord.spec.text import first_of
 
 KIND = "certificate"
 
@@ -120,22 +121,14 @@ class Certificate:
     @property
     def problems(self) -> list[str]:
         """One line per defect of the port."""
-        lacking = self.comparison.alone[0]
-        diverging = gather(
-            (result for result in self.report.results if result.first_divergence),
-            lambda run: (run.group, run.backend, run.first_divergence.tensor),
-        )
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
-            *(["the names of the classes are missing in the target"] if "labels" in lacking else []),
-            *(
-                f"{name} is missing in the target"
-                for name in lacking
-                if name in find_format(self.target.format).carried
-            ),
             *(
                 f"{group} in {backend} diverges, first at {tensor}, on {joined([run.case for run in runs])}"
-                for (group, backend, tensor), runs in diverging.items()
+                for (group, backend, tensor), runs in gather(
+                    (result for result in self.report.results if result.first_divergence),
+                    lambda run: (run.group, run.backend, run.first_divergence.tensor),
+                ).items()
             ),
             *(
                 # A judge that finds no planted bug would not find a real one (decision 0030).
@@ -163,7 +156,9 @@ class Certificate:
             return f"The certificate fails: {'; '.join(self.problems)}."
         if self.exit_code:
             failures = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
-            failures += [f"{bug.bug}: {bug.status}" for bug in self.bugs if bug.outcome == bug.status]
+            ended = [f"{bug.bug}: {bug.status}" for bug in self.bugs if bug.outcome == bug.status]
+            # A worker that timed out is not started again, so the other bugs have its status too.
+            failures += [first_of(ended, 1)] if ended else []
             return f"Nothing is known to be wrong, but not everything was judged: {'; '.join(failures)}."
         detections, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
@@ -215,7 +210,7 @@ def certify(
         for path, checkpoint in ((source_path, source), (target_path, target))
     )
     tell("comparing every tensor")
-    comparison = compare(source, target)
+    comparison = compare(source, target, ported=True)
     with located(str(source_path)):
         batches, meanings = inputs_of(source, texts)
     homes = [names or (find_format(side.format).home,) for side in (source, target)]
@@ -263,11 +258,13 @@ def _run_both(
     if ported.exit_code:
         return report, ()
     wrong = [*_wrong_weights(jobs[0], source, target)]
-    trials = [
-        _trial(replace(jobs[0], case=words), target.config, {**weights, **changed})
-        for words, _, changed in wrong
-    ]
-    results = run(trials, homes[1][:1]).results
+    results = run(
+        [
+            _trial(replace(jobs[0], case=words), target.config, {**weights, **changed})
+            for words, _, changed in wrong
+        ],
+        homes[1][:1],
+    ).results
     return report, tuple(PlantedBug.of(bug, result) for bug, result in zip(wrong, results, strict=True))
 
 
@@ -276,15 +273,19 @@ def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
 
 
 def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
-    other = {**vars(source), "group": "target", "config": config, "weights": weights}
-    return PortedJob(**other, source=source)
+    return PortedJob(
+        **{**vars(source), "group": "target", "config": config, "weights": weights}, source=source
+    )
 
 
 def hashes(path: Path) -> dict[str, str]:
     """SHA-256 of a checkpoint's files by relative name."""
     folder = folder_of(path)
-    files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
-    return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
+    return {
+        name: sha256_of(file)
+        for file in find(folder, "*")
+        if file.is_file() and (name := file.relative_to(folder).as_posix()) not in BESIDE
+    }
 
 
 def _altered(side: Side, path: Path) -> Iterator[str]:
@@ -300,7 +301,7 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
     """Inputs and their descriptions, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
-    room = config.max_positions - config.position_start
+    room = config.max_tokens
     flat = part in POOLED and config.pooling == "flatten"  # its classifier has weights for each position
     for name, (samples, tokens, padding, words) in DRAWN.items():
         width = config.max_positions if flat else min(tokens, room)
@@ -308,8 +309,9 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
         single, several = "one token", f"{counted(samples, 'sequence')} of up to {width} tokens"
         meanings[name] = f"{single if samples * width == 1 else several}, drawn at random, {words}"
     if texts:
-        batch = batch_of(config, TextEncoder(source).encode(texts))
-        batches[SENTENCES] = completed(config, batch, part, drawn=True)
+        batches[SENTENCES] = completed(
+            config, batch_of(config, TextEncoder(source).encode(texts)), part, drawn=True
+        )
         validate_batch(config, batches[SENTENCES], part)
         meanings[SENTENCES] = f"{counted(len(texts), 'text')} that you gave"
     return batches, meanings
@@ -321,15 +323,21 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
 def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterator[tuple[str, str, Weights]]:
     """Yield a bug of each kind: description, line in ``concord diff``, and changed parameters."""
     case = JudgedProblem(model.config, model.weights, model.batch, model.part, model.dtype)
-    names = taps(model.config, model.part, list(model.batch.arrays()))
-    kinds = gather((wrong for tap in names for wrong in wrong_weights(case, tap)), lambda wrong: wrong.name)
+    kinds = gather(
+        (
+            wrong
+            for tap in taps(model.config, model.part, list(model.batch.arrays()))
+            for wrong in wrong_weights(case, tap)
+        ),
+        lambda wrong: wrong.name,
+    )
     draw = random.Random(0)  # --verify must plant the same bugs
     for of_kind in kinds.values():
         # A bug in only a small bias may correctly stay within tolerance.
         most = max(len(wrong.arrays) for wrong in of_kind)
         _, words, _, arrays = draw.choice([wrong for wrong in of_kind if len(wrong.arrays) == most])
-        changed = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
-        if any((array != model.weights[name]).any() for name, array in changed.items()):
+        every = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
+        if changed := {n: array for n, array in every.items() if (array != model.weights[n]).any()}:
             tensors = {name: in_canonical_layout(name, array) for name, array in changed.items()}
             pairs = compare(source, replace(target, tensors=tensors, others={}, files={})).pairs
             yield words, pairs[0].sentence if pairs else "", changed
@@ -339,8 +347,11 @@ def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
     # End to end, all bugs share one expectation; local judgement would need one for each bug.
     def expected(deviations: Deviations) -> Expectation:
-        case = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
-        return family.end_to_end(JudgedProblem(*case, gradients=False))
+        return family.end_to_end(
+            JudgedProblem(
+                model.config, model.weights, model.batch, model.part, model.dtype, deviations, gradients=False
+            )
+        )
 
     return _ported(replace(model, gradients=False, expectation=expected), config, weights)
 
@@ -369,7 +380,6 @@ def verify(
     paths = source or Path(stated.source.path), target or Path(stated.target.path)
     if altered := [*_altered(stated.source, paths[0]), *_altered(stated.target, paths[1])]:
         return altered, None
-    options = {key: getattr(stated.report.settings, key) for key in STATED}
     new = certify(
         *paths,
         stated.source.format,
@@ -377,7 +387,7 @@ def verify(
         stated.table,
         stated.backends,
         stated.texts,
-        replace(settings or Setup(), **options),
+        replace(settings or Setup(), **{key: getattr(stated.report.settings, key) for key in STATED}),
         tell,
     )
     return list(_differing(stated, new)), new

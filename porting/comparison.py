@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from concord.conformance.record_fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
-from concord.porting.difference import TensorDifference, classify
+from concord.porting.difference import SAME, TensorDifference, classify
 from concord.porting.folder import CARRIED, LABELS, LENGTHS, PROMPTS, SENTENCES, source_settings
+from concord.porting.registry import find_format
 from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -25,6 +26,8 @@ BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 # Maximum number of differing entries to name per file, and of characters to show.
 MOST, LONGEST = 3, 60
 
+MISSING = "missing"  # from a side whose format can hold it
+
 # Entries about how a library loads the files or which version wrote them, without effect on the model.
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 
@@ -33,6 +36,14 @@ def _beside(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
     labels = {f"{number}": json.dumps(label) for number, label in enumerate(checkpoint.labels or ())}
     files = {name: _entries_of(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
     return {**({"labels": labels} if labels else {}), **files}
+
+
+def _places(checkpoint: Checkpoint) -> Collection[str]:
+    # Files and heads that its format can hold.
+    if not checkpoint.format:
+        return ("labels",)
+    form = find_format(checkpoint.format)
+    return ("labels", *form.carried, *form.rules(checkpoint.part).carried)
 
 
 def _entries_of(name: str, content: bytes) -> dict[str, str]:
@@ -100,41 +111,48 @@ class Comparison:
     extra: tuple[str, ...]  # only in B
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # differing fields, and ``part``
     files: Mapping[str, str] = field(default_factory=dict)  # differences of common files and of labels
-    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files only in A, and only in B
+    # Files only in A, and only in B, for which the other's format has no place.
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     others: Others = field(default_factory=Others)
 
     @property
     def exit_code(self) -> int:
-        """0 if everything that both sides have is equal, else 1."""
-        # Files of only one side do not count, because some formats have no place for a tokenizer.
-        differences = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
-        return int(any(differences))
+        """0 if everything that both formats can hold is equal, else 1."""
+        pairs = [pair for pair in (*self.pairs, *self.others.pairs) if pair.kind != SAME]
+        return int(any((pairs, self.missing, self.extra, self.config, self.files)))
 
     @property
     def summary(self) -> str:
         """The result in one sentence."""
         parts = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
-        counts = Counter("swapped" if pair.other else pair.kind for pair in self.pairs)
+        counts = Counter(
+            "swapped" if pair.other else pair.words if pair.kind == SAME else pair.kind for pair in self.pairs
+        )
         parts += [f"{kind}: {count}" for kind, count in counts.items()]
-        others = {
-            "the same bits": self.others.same,
-            "different": len(self.others.pairs),
-            "not compared": len(self.others.apart),
-        }
-        if any(others.values()):
-            listed = ", ".join(f"{count} {words}" for words, count in others.items() if count)
+        others = (
+            (self.others.same, "the same bits"),
+            (len(self.others.pairs), "different"),
+            (len(self.others.apart), "not compared"),
+        )
+        if listed := ", ".join(f"{count} {words}" for count, words in others if count):
             parts.append(f"tensors that are not parameters: {listed}")
         parts += [f"{len(self.missing)} missing in B"] * bool(self.missing)
         parts += [f"{len(self.extra)} only in B"] * bool(self.extra)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
         parts.append(options if self.config else "the same configuration")
-        if self.files:
-            parts.append(f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}")
+        parts += [
+            f"{name} {words if words.startswith(MISSING) else 'differs'}"
+            for name, words in self.files.items()
+        ]
         return "; ".join(parts)
 
 
-def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
-    """Compare checkpoints A and B."""
+def compare(first: Checkpoint, second: Checkpoint, ported: bool = False) -> Comparison:
+    """Compare checkpoints A and B.
+
+    Args:
+        ported: whether B may have more files and heads than A.
+    """
     config_a, config_b = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
     # Only a head that outputs tokens can be tied; for a bare model, the option has no effect.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
@@ -142,10 +160,19 @@ def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
         if None not in ties:
             config_a[TIED], config_b[TIED] = ties
     files, others = _beside(first), _beside(second)
+    places = {"A": () if ported else _places(first), "B": _places(second)}
     differences = {name: _apart(files[name], others[name]) for name in files if name in others}
+    alone = list[tuple[str, ...]]()
+    for letter, having, lacking in (("B", files, others), ("A", others, files)):
+        absent = [name for name in having if name not in lacking]
+        differences |= {name: f"{MISSING} in {letter}" for name in absent if name in places[letter]}
+        alone.append(tuple(name for name in absent if name not in places[letter]))
     digests = {name: tensor.held for name, tensor in first.tensors.items()}
-    common = [name for name in first.tensors if name in second.tensors]
-    pairs = [_difference(name, first.tensors, second.tensors, first.config, digests) for name in common]
+    pairs = [
+        _difference(name, first.tensors, second.tensors, first.config, digests)
+        for name in first.tensors
+        if name in second.tensors
+    ]
     return Comparison(
         pairs.count(None),
         tuple(filter(None, pairs)),
@@ -157,8 +184,8 @@ def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
             if config_a.get(key) != config_b.get(key)
         },
         {name: words for name, words in differences.items() if words},
-        (tuple(a for a in files if a not in others), tuple(b for b in others if b not in files)),
-        _compare_others(first, second),
+        (alone[0], alone[1]),
+        _compare_others(first, second, places),
     )
 
 
@@ -166,20 +193,15 @@ def _is_of_head(name: str, tensor: LazyTensor) -> bool:
     return bool(tensor.owner) or not (tensor.redundant or name.startswith("pooler."))
 
 
-def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
+def _compare_others(first: Checkpoint, second: Checkpoint, places: Mapping[str, Collection[str]]) -> Others:
     pairs, reasons, same = list[TensorDifference](), dict[str, str](), 0
     for name in {**first.others, **second.others}:
-        tensor_by_side = {
-            side: checkpoint.others[name]
-            for side, checkpoint in (("A", first), ("B", second))
-            if name in checkpoint.others
-        }
-        tensor, *_ = tensors = [*tensor_by_side.values()]
+        sides = [checkpoint.others.get(name) for checkpoint in (first, second)]
+        tensor, *_ = tensors = [*filter(None, sides)]
         if all(tensor.redundant for tensor in tensors):
             continue
         if len(tensors) == 1:
-            (letter,) = tensor_by_side
-            other, lacking = ("B", second) if letter == "A" else ("A", first)
+            letter, other, lacking = ("A", "B", second) if sides[0] else ("B", "A", first)
             # A side with the rest of this head would silently use the embeddings instead. A side without the
             # head is not affected.
             if tensor.owner and any(
@@ -188,6 +210,8 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
                 words = f"is only in {letter}, and is not a copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"
                 pairs.append(TensorDifference("untied", words, f"{TIED} was ignored", tensor.foreign))
+            elif name in places[other]:
+                pairs.append(TensorDifference(MISSING, f"{MISSING} in {other}", name=tensor.foreign))
             else:
                 reasons[tensor.foreign] = f"is only in {letter}"
         elif not (difference := _difference(name, first.others, second.others, first.config)):

@@ -38,6 +38,9 @@ FEW_ROWS = 0.25
 # Fewer numbers may have a common factor by chance. The bias (-x, x) of two trained classes always has one.
 FEWEST_SCALED = 4
 
+# Kind of a difference in the dtype alone.
+SAME = "same values"
+
 # Maximum values to compare at once: embeddings have tens of millions, and float64 copies would fill the
 # memory.
 WHOLE = 2**22
@@ -84,14 +87,13 @@ Look = Callable[[_Both], Iterator[Finding]]
 
 def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> TensorDifference:
     """Classify the difference between tensors whose bits or dtypes differ."""
-    pair, alike = _Both(first, second, name, config), first.dtype == second.dtype
+    pair = _Both(first, second, name, config)
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
             looks: tuple[Look, ...] = (_transposed, _longer)
             last = ("another shape", f"has shape {first.shape} in A and {second.shape} in B", "")
         elif _equal(first, second):
-            looks, last = (), ("same numbers", "the same values in a different dtype", "")
-            last = ("same", "the same bits", "") if alike else last
+            looks, last = (), (SAME, "the same values in a different dtype", "")
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
             last = ("different", "different:", "")
@@ -103,19 +105,19 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
 def _not_finite(pair: _Both) -> Iterator[Finding]:
     for array, other, label in pair.sides:
         places = np.argwhere(~np.isfinite(array) & np.isfinite(other))
-        fewer = np.isfinite(array).sum() < np.isfinite(other).sum()
         # Equally many non-finite values have only moved; if all values of one tensor are non-finite,
         # _constant applies.
-        if not fewer or not np.isfinite(array).any():
+        if not 0 < np.isfinite(array).sum() < np.isfinite(other).sum():
             continue
         place = tuple(places[0].tolist())
         value, other_value = array[place], float(other[place])
         more = f"; {len(places) - 1} more not finite" if len(places) > 1 else ""
-        narrow = np.isinf(value) and abs(other_value) > np.finfo(array.dtype).max
         yield (
             "not finite",
             f"{label} is {value} at {place}, where the other is {other_value:g}{more}:",
-            f"{other_value:g} is out of the range of {array.dtype}" if narrow else "",
+            f"{other_value:g} is out of the range of {array.dtype}"
+            if np.isinf(value) and abs(other_value) > np.finfo(array.dtype).max
+            else "",
         )
 
 
@@ -239,10 +241,9 @@ def _constant(pair: _Both) -> Iterator[Finding]:
     for array, _, label in pair.sides:
         if array.size > 1 and _equal(array, np.full_like(array, array.flat[0])):
             number = float(array.flat[0])
-            new = number in (0.0, 1.0)
             cause = (
                 "it was never loaded: a new model starts with these values"
-                if new
+                if number in (0.0, 1.0)
                 else "it was filled, not loaded"
             )
             yield "all the same", f"all values of {label} are {number:g}", cause

@@ -124,5 +124,4 @@ def unnamed(count: int) -> tuple[str, ...]:
 
 def json_file(content: Any) -> bytes:
     """Bytes of a JSON file."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    return text.encode(errors="backslashreplace")
+    return f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode(errors="backslashreplace")

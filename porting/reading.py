@@ -46,8 +46,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
         tensors = form.container.read(recognition.weights)
         checkpoint = _of_source(tensors, form, form.table, recognition.folder, more)
         if form.modules:
-            files = {**folders.carried(outer), **checkpoint.files}
-            checkpoint = replace(checkpoint, files=files)
+            checkpoint = replace(checkpoint, files={**folders.carried(outer), **checkpoint.files})
     return replace(checkpoint, format=recognition.format)
 
 
@@ -68,9 +67,14 @@ def _of_source(
         raise errors[0]
     checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    labels, words = _labels(checkpoint, files, settings), tables.words(table)
-    config = _as_padded(checkpoint.config, files, path)
-    return replace(checkpoint, config=config, files=files, labels=labels, source=table.source, words=words)
+    return replace(
+        checkpoint,
+        config=_as_padded(checkpoint.config, files, path),
+        files=files,
+        labels=_labels(checkpoint, files, settings),
+        source=table.source,
+        words=tables.words(table),
+    )
 
 
 def _labels(

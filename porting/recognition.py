@@ -70,11 +70,14 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
             "them first, or name the weight file, which is then read without the adapter"
         )
     if choice:
-        exact = folders.is_weights(path) or choice.name == OWN
-        weights = path if exact else _weights([choice], path, inner)
+        is_exact = folders.is_weights(path) or choice.name == OWN
+        weights = path if is_exact else _weights([choice], path, inner)
         return Recognition(choice.name, "it was given with --from", inner, weights)
-    candidates = [form for form in FORMATS.values() if form.modules == modules and form.name != OWN]
-    candidates = [form for form in candidates if form.source or not table]
+    candidates = [
+        form
+        for form in FORMATS.values()
+        if form.modules == modules and form.name != OWN and (form.source or not table)
+    ]
     weights = _weights(candidates, path, inner)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     native = next((form for form in fitting if form.backend), None)
@@ -155,8 +158,9 @@ def _stated(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
 
 def _of_this_kind(table: Table, settings: Mapping[str, Any]) -> bool:
     kind = settings.get(KIND)
-    kinds = [part.checkpoint.requires.get(KIND) for part in table.parts.values()]
-    return kind is None or any(words is None or kind in words for words in kinds)
+    return kind is None or any(
+        kind in part.checkpoint.requires.get(KIND, (kind,)) for part in table.parts.values()
+    )
 
 
 def _nearness(table: Table, names: Collection[str]) -> float:

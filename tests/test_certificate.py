@@ -61,9 +61,9 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     problems = replace(right, bugs=tuple(blind)).problems
     assert problems == ["the judge finds none of the bugs planted in the target's weights"]
     # A bug whose run was not judged is not a missed one.
-    ended = replace(right, bugs=(replace(right.bugs[0], status="timed out"), *blind[1:]))
+    ended = replace(right, bugs=tuple(replace(bug, status="timed out") for bug in right.bugs[:5]))
     assert (ended.exit_code, ended.problems) == (3, [])
-    assert ended.summary.endswith(f"not everything was judged: {right.bugs[0].bug}: timed out.")
+    assert ended.summary.endswith(f"not everything was judged: {right.bugs[0].bug}: timed out and 4 more.")
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
@@ -94,26 +94,6 @@ def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, 
     certificate = certify(*sides, names=(backend,))
     assert (certificate.exit_code, certificate.comparison.exit_code, certificate.bugs) == (exit_code, 0, ())
     assert said in certificate.summary
-
-
-@pytest.mark.parametrize(
-    ("form", "name", "exit_code"),
-    [
-        ("torch-safetensors", "sentence_bert_config.json", 1),
-        ("nndl-paddle-api", "sentence_bert_config.json", 0),
-        ("nndl-paddle-api", "labels", 1),
-    ],
-)
-def test_tokenizers_and_names_of_classes_have_to_come_along_where_there_is_a_place(
-    right, form, name, exit_code
-):
-    target = replace(right.target, format=form)
-    comparison = replace(right.comparison, alone=((name,), ()))
-    certificate = replace(right, target=target, comparison=comparison)
-    assert (certificate.exit_code, "missing in the target" in certificate.summary) == (
-        exit_code,
-        bool(exit_code),
-    )
 
 
 @pytest.mark.parametrize("variant", spec.variants())

@@ -52,6 +52,38 @@ def test_the_command_compares_formats_and_tells_one_reason_once(entered, tmp_pat
     assert sorted(set(kinds)) == ["rounded", "transposed"]
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "exit_code"),
+    [
+        ("sentence_bert_config.json", "torch", 1),
+        ("sentence_bert_config.json", "nndl-paddle-api", 0),
+        ("labels", "nndl-paddle-api", 1),
+    ],
+)
+def test_a_file_counts_if_the_format_that_lacks_it_has_a_place_for_it(name, form, exit_code):
+    having = replace(A, files={name: b"{}"}, labels=("a", "b", "c") if name == "labels" else None)
+    lacking = replace(A, format=form)
+    one, other = compare(having, lacking), compare(lacking, having)
+    assert one.exit_code == other.exit_code == exit_code
+    assert one.alone == other.alone[::-1] == (() if exit_code else (name,), ())
+    assert compare(lacking, having, ported=True).exit_code == 0  # a port may add files
+
+
+def test_the_same_values_in_another_dtype_are_no_difference_and_others_are():
+    wide = porting.from_weights(CONFIG, {n: precision("bfloat16").round(a) for n, a in WEIGHTS.items()})
+    tensors = {
+        name: replace(
+            tensor, dtype="bfloat16", bits=lambda tensor=tensor: tensor.read().view("<u2")[..., 1::2]
+        )
+        for name, tensor in wide.tensors.items()
+    }
+    narrow = replace(wide, tensors=tensors)
+    comparison = compare(narrow, wide)
+    assert comparison.exit_code == 0
+    assert "a different dtype (bfloat16 in A, float32 in B): 41" in comparison.summary
+    assert compare(narrow, A).exit_code == compare(A, narrow).exit_code == 1
+
+
 # Tensors that are not parameters.
 
 DENSE, OUTPUT = "cls.predictions.transform.dense.weight", "cls.predictions.decoder.weight"
@@ -83,6 +115,7 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
     moved = replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
     comparison = compare(source, replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved}))
     assert comparison.others.apart["cls.strange"] == "no table gives its layout in both kinds of file"
+    assert comparison.others.pairs[0].words == "missing in B"  # the pooler
 
 
 def with_head(folder, tied, output):

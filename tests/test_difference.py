@@ -127,7 +127,7 @@ def test_the_row_of_padding_was_zeroed_only_if_it_is_zeros():
 def test_the_same_nan_is_no_difference_and_hides_none():
     array = with_number(np.nan)
     kinds = [classify(array, other, "", CONFIG).kind for other in (array, array.T, array.astype(np.float64))]
-    assert kinds == ["same", "transposed", "same numbers"]
+    assert kinds == ["same values", "transposed", "same values"]
     near = classify(array, above(array), "", CONFIG).words
     assert near.startswith("the same except for the last digits: 195 of 196 values differ, by")
     assert "of these" not in near

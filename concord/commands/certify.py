@@ -99,8 +99,9 @@ def _show(proof: Certificate, console: Terminal) -> None:
         worst = f", at most {run.worst:.2g} tolerances" if run.verdict else f": {run.detail}"
         console.tell(f"{run.group} in {run.backend} on {run.case}: {run.status}{worst}")
     for bug in proof.bugs:
-        console.tell(
-            f"bug: {bug.bug}: {bug.outcome}, first at {bug.tensor or 'no tensor'}; "
-            f"diff says: {bug.difference or 'nothing'}"
-        )
+        if bug.outcome != bug.status:
+            console.tell(
+                f"bug: {bug.bug}: {bug.outcome}, first at {bug.tensor or 'no tensor'}; "
+                f"diff says: {bug.difference or 'nothing'}"
+            )
     console.tell(proof.summary, style="bold")

@@ -91,8 +91,8 @@ def _dataset(member: Any, name: str) -> StoredTensor:
     # HDF5 lacks bfloat16, so Keras stores two opaque bytes and names the dtype in an attribute.
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
         return StoredTensor(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
-    description = of_framework(np.empty(0, member.dtype), name)
-    return StoredTensor(description.dtype, member.shape, partial(np.asarray, member))
+    dtype = of_framework(np.empty(0, member.dtype), name).dtype
+    return StoredTensor(dtype, member.shape, partial(np.asarray, member))
 
 
 def _put(group: Any, name: str, tensor: StoredTensor) -> None:

@@ -58,9 +58,8 @@ def read(path: Path) -> dict[str, StoredTensor]:
     for name, entry in header.items():
         dtype, shape = CODES.get(entry["dtype"]), shapes[name]
         if dtype is None:
-            codes = ", ".join(CODES)
             raise SpecError(
-                f"{path}: {name[:200]!r} has dtype {entry['dtype']!r} but must have one of {codes}"
+                f"{path}: {name[:200]!r} has dtype {entry['dtype']!r} but must have one of {', '.join(CODES)}"
             )
         tensors[name] = sliced(mapped, 8 + length + entry["data_offsets"][0], dtype, shape)
     return tensors
