@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from html import unescape
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -247,6 +248,14 @@ def test_what_a_backend_reports_but_does_not_keep_shows_in_its_second_step(unexp
     candidates = [Candidate(name, getattr(stepping, name).session(problem)) for name in names]
     for track in resynchronised(problem, candidates):
         assert (track.status, track.first.step, track.diverged) == ("diverges", 1, 1)
+
+
+@pytest.mark.parametrize("fields", [{}, {"ignore_label": 1}, {"num_classes": 2}])
+def test_consecutive_batches_of_one_size_have_different_labels(fields):
+    # A loop that keeps the labels of an earlier batch diverges.
+    problem = example(CONFIG.replace(**fields), Recipe(**ADAMW), 5, batch=3, tokens=5)
+    for before, after in pairwise(problem.training.steps[:-1]):
+        assert all((a.labels != b.labels).any() for a, b in zip(before, after, strict=True))
 
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):

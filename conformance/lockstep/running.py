@@ -309,20 +309,25 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
     """Open a training session, or return a failed track."""
     try:
         worker = stack.enter_context(settings.open(name))
-        request = Request(
-            case.config,
-            case.weights,
-            case.training.steps[0][0],
-            case.part,
-            **asdict(settings.how(case.dtype)),
-            taps=False,
-            gradients=False,
-            training=replace(case.training, steps=[]),  # batches are sent with steps
+        session = worker.train(
+            Request(
+                case.config,
+                case.weights,
+                case.training.steps[0][0],
+                case.part,
+                **asdict(settings.how(case.dtype)),
+                taps=False,
+                gradients=False,
+                training=replace(case.training, steps=[]),  # batches are sent with steps
+            )
         )
-        session = worker.train(request)
-        deviation_entries = session.info().get("deviations", [])
-        deviations = in_precision(parse_deviations(deviation_entries), case.dtype)
-        return Candidate(name, session, deviations, environment_of(worker, deviation_entries))
+        stated = session.info().get("deviations", [])
+        return Candidate(
+            name,
+            session,
+            in_precision(parse_deviations(stated), case.dtype),
+            environment_of(worker, stated),
+        )
     except Exception as error:  # a backend's failure does not stop the others
         status, detail, stderr = failure_of(error) or own_failure("opening the backend", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
