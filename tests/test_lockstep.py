@@ -375,11 +375,11 @@ def test_backend_agrees_in_lockstep(worker, dtype, monkeypatch):
 
 def test_command_says_what_is_wrong_with_each_backend(entered, unexplained, tmp_path):
     model, recipe = tmp_path / "model.toml", tmp_path / "recipe.toml"
-    model.write_text(CONFIG.to_toml())
+    model.write_text(CONFIG.replace(pooling="flatten", pooler="none").to_toml())
     recipe.write_text("algorithm = 'adam'\nlearning_rate = 0.01\naccumulation = 2\n")
     named = [toy("Late", "stepping"), toy("NumpyBackend"), "nowhere.at_all:Its"]
     output, _ = entered(
-        f"lockstep --variant {model} --recipe {recipe} --steps 3 --tokens 5 --json {tmp_path / 'found.json'}",
+        f"lockstep --variant {model} --recipe {recipe} --steps 3 --json {tmp_path / 'found.json'}",
         *options("--backend", named),
         ends=1,
     )

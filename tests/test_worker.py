@@ -161,9 +161,10 @@ def test_an_interpreter_that_is_none_is_told(tmp_path, program, status, words):
 def test_time_in_which_a_worker_waits_for_a_core_does_not_count(tmp_path, monkeypatch):
     waits = iter([0, *[10**18] * 5, 0])
     monkeypatch.setattr("concord.backends.machine.waited", lambda pid: Counter(thread=next(waits)))
-    script(tmp_path / "sleeping", "exec sleep 600")
     with pytest.raises(WorkerFailure, match="timed out"):
-        backends.open(toy("NumpyBackend"), python=str(tmp_path / "sleeping"), time_limit=0.1)
+        backends.open(
+            toy("NumpyBackend"), python=str(script(tmp_path / "sleeping", "exec sleep 600")), time_limit=0.1
+        )
     assert not [*waits]
 
 

@@ -122,13 +122,17 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     (tmp_path / "other/thesis.txt").write_text("")
     config = spec.variant("nndl-paddle", **SIZES)
     shared = porting.from_weights(config, spec.initialize(config))
-    padded = porting.from_weights(CONFIG.replace(pad_id=1), drawn())
     for refused, name, force, why in (
         (OLD, "out", False, "--force replaces it"),
         (OLD, "other", False, "--force replaces only a checkpoint"),
         (OLD, "other", True, "--force replaces only a checkpoint"),
         (shared, "never", False, "norm_sharing is 'shared'"),
-        (padded, "never", False, "pad_id is 1 but must be 0: in .*, 'pad_token_id' gives"),
+        (
+            porting.from_weights(CONFIG.replace(pad_id=1), drawn()),
+            "never",
+            False,
+            "pad_id is 1 but must be 0: in .*, 'pad_token_id' gives",
+        ),
     ):
         with pytest.raises(SpecError, match=why):
             porting.write(refused, tmp_path / name, "hugging-face", force)

@@ -73,13 +73,16 @@ def lockstep(
             )
             return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
         model, training_recipe = _model(checkpoint, variant), _recipe(recipe or "adamw")
-        longest = model["config"].max_tokens
+        config = model.pop("config")
+        longest = config.max_tokens
         if tokens is not None and tokens > longest:
             raise SpecError(
                 f"--tokens is {tokens} but must be at most {longest}: the model has no more positions"
             )
-        size = (steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest))
-        return training_cases.example(model.pop("config"), training_recipe, *size, seed, dtype, **model)
+        # A classifier of all positions has weights for each.
+        usual = longest if config.pooling == "flatten" else min(TOKENS, longest)
+        size = (steps or STEPS, batch or BATCH, tokens or usual)
+        return training_cases.example(config, training_recipe, *size, seed, dtype, **model)
 
     settings, names, training = collect(workers.settings, workers.names, case)
     require_memory(training, names)
