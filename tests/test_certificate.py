@@ -132,8 +132,9 @@ def test_certificates_among_the_documents_have_their_pages():
 def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
     assert "give --backend tests.toys" in refusal(certificates.verify, right)[0]
     first, *rest = right.bugs
-    missed = replace(right, bugs=(replace(first, status="agrees"), *rest))
-    problems, again = certificates.verify(missed, settings=Setup(), named=(RIGHT,))
+    problems, again = certificates.verify(
+        replace(right, bugs=(replace(first, status="agrees"), *rest)), settings=Setup(), named=(RIGHT,)
+    )
     assert problems == [f"bug: {first.bug}: missed before, found now"]
     assert again.summary == right.summary
 

@@ -48,8 +48,8 @@ def test_the_command_compares_formats_and_tells_one_reason_once(entered, tmp_pat
     assert f"{QUERY}: transposed" in output
     assert output.count("saved in, or went through, bfloat16") == 1
     assert "  likewise 39 more: " in output
-    kinds = [pair["kind"] for pair in json.loads((tmp_path / "diff.json").read_text())["pairs"]]
-    assert sorted(set(kinds)) == ["rounded", "transposed"]
+    pairs = json.loads((tmp_path / "diff.json").read_text())["pairs"]
+    assert {pair["kind"] for pair in pairs} == {"rounded", "transposed"}
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,13 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
     assert "8 not compared" in output
     source = porting.read(path)
     porting.write(replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
-    moved = replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
-    comparison = compare(source, replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved}))
+    comparison = compare(
+        source,
+        replace(
+            porting.read(tmp_path / "flax"),
+            others={"cls.strange": replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])},
+        ),
+    )
     assert comparison.others.apart["cls.strange"] == "no table gives its layout in both kinds of file"
     assert comparison.others.pairs[0].words == "missing in B"  # the pooler
 
@@ -133,8 +138,12 @@ def with_head(folder, tied, output):
 @pytest.mark.parametrize("tied", [True, None, False])
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_untied_output_that_is_missing_is_a_difference(tied, order, tmp_path):
-    sides = with_head(tmp_path / "a", False, True), with_head(tmp_path / "b", tied, False)
-    comparison = compare(*map(porting.read, sides[::order]))
+    comparison = compare(
+        *map(
+            porting.read,
+            (with_head(tmp_path / "a", False, True), with_head(tmp_path / "b", tied, False))[::order],
+        )
+    )
     assert comparison.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
     (pair,) = comparison.others.pairs
     have, lack = "AB"[::order]

@@ -246,9 +246,13 @@ def right(tmp_path_factory):
 
     def made(form):
         if not (folder / form).exists():
-            checkpoint = porting.from_weights(CONFIG, WEIGHTS, files=BESIDE)
-            named = dataclasses.replace(checkpoint, labels=("no", "maybe", "yes"))
-            porting.write(named, folder / form, form)
+            porting.write(
+                dataclasses.replace(
+                    porting.from_weights(CONFIG, WEIGHTS, files=BESIDE), labels=("no", "maybe", "yes")
+                ),
+                folder / form,
+                form,
+            )
         return folder / form
 
     return made

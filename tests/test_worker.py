@@ -120,8 +120,12 @@ def test_a_framework_is_the_installed_one_wherever_somebody_stands(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
     folder, link = ROOT / "backends", tmp_path / "link"
     link.symlink_to(folder)
-    paths = os.pathsep.join(map(str, (ROOT, link, folder)))
-    about = checked(tmp_path, folder=tmp_path, PYTHONPATH=paths, PYTHONSAFEPATH="1")  # for the parent
+    about = checked(
+        tmp_path,
+        folder=tmp_path,
+        PYTHONPATH=os.pathsep.join(map(str, (ROOT, link, folder))),
+        PYTHONSAFEPATH="1",
+    )  # for the parent
     assert about["path"][-1] == about["folder"] == str(tmp_path)
     assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
     assert "PYTHONSAFEPATH" not in about["environment"]
@@ -159,7 +163,7 @@ def test_an_interpreter_that_is_none_is_told(tmp_path, program, status, words):
 
 
 def test_time_in_which_a_worker_waits_for_a_core_does_not_count(tmp_path, monkeypatch):
-    waits = iter([0, *[10**18] * 5, 0])
+    waits = iter([0, 10**18, 0])
     monkeypatch.setattr("concord.backends.machine.waited", lambda pid: Counter(thread=next(waits)))
     with pytest.raises(WorkerFailure, match="timed out"):
         backends.open(

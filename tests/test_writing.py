@@ -121,12 +121,11 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("")
     config = spec.variant("nndl-paddle", **SIZES)
-    shared = porting.from_weights(config, spec.initialize(config))
     for refused, name, force, why in (
         (OLD, "out", False, "--force replaces it"),
         (OLD, "other", False, "--force replaces only a checkpoint"),
         (OLD, "other", True, "--force replaces only a checkpoint"),
-        (shared, "never", False, "norm_sharing is 'shared'"),
+        (porting.from_weights(config, spec.initialize(config)), "never", False, "norm_sharing is 'shared'"),
         (
             porting.from_weights(CONFIG.replace(pad_id=1), drawn()),
             "never",

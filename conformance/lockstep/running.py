@@ -64,7 +64,8 @@ WITNESSES = 3
 WITNESSED = 1_300_000
 
 # The step that continues from a backend's own state. If every step were loaded, nothing would show what a
-# backend reports but does not keep, such as an update or the number of steps.
+# backend reports but does not keep, such as an update or the number of steps. The next one runs twice from a
+# given state: otherwise, a backend whose `load` ignores the number of steps would already be at it.
 CONTINUED = 1
 
 # Peak memory of Concord itself and of a worker, in copies of the model. Measured with 31 million parameters.
@@ -99,9 +100,10 @@ class Candidate:
         """Run a step, and return its report."""
         started = time.perf_counter()
         try:
-            if state is not None:
-                self.session.load(state, step)
-            reported = arrays_of("step()", self.session.step(batches, report=True))
+            for _ in range(2 if state and step == CONTINUED + 1 else 1):
+                if state is not None:
+                    self.session.load(state, step)
+                reported = arrays_of("step()", self.session.step(batches, report=True))
         finally:
             self.seconds += time.perf_counter() - started
         return {f"steps.{step}.{name}": array for name, array in reported.items()}
@@ -111,8 +113,11 @@ class Candidate:
         try:
             delivered = future.result()
         except Exception as error:  # a backend's failure does not stop the others
-            line = f"{type(error).__name__}: {first_line(error)}"
-            self.failure = failure_of(error) or ("error", line, traceback.format_exc())
+            self.failure = failure_of(error) or (
+                "error",
+                f"{type(error).__name__}: {first_line(error)}",
+                traceback.format_exc(),
+            )
             return
         if wrong := misfits(delivered, envelope.values):
             self.failure = ("broken", f"step() returned {wrong}", "")
@@ -170,8 +175,8 @@ class Candidate:
                 first = replace(first, cause=cause_of(first_step, [*self.agreed, *more]))
             except Exception as error:  # the divergence is still valid
                 self.fail(f"explaining step {first.step + 1}", error)
-        conclusion = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
-        status, detail, stderr = self.failure or (conclusion[0] if self.judged else "undetermined", "", "")
+        status, _ = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
+        status, detail, stderr = self.failure or (status if self.judged else "undetermined", "", "")
         return Track(
             self.name,
             "diverges" if self.diverged else status,
@@ -227,9 +232,9 @@ def in_lockstep(
             stack.callback(line.shutdown, wait=False, cancel_futures=True)
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
-            start_state = state if step == 0 or (resynchronise and step != CONTINUED) else None
+            loaded = step == 0 or (resynchronise and step != CONTINUED)
             return [
-                (candidate, line.submit(candidate.step, start_state, step, batches[step]))
+                (candidate, line.submit(candidate.step, state if loaded else None, step, batches[step]))
                 for candidate, line in zip(candidates, lines, strict=True)
                 if step < len(batches) and not candidate.failure
             ]
@@ -268,9 +273,8 @@ def require_memory(case: JudgedTraining, names: Sequence[str]) -> None:
     Raises:
         SpecError: with the memory that it needs.
     """
-    model = case.elements * precision(case.dtype).storage.itemsize
     machine.require(
-        (OWN + WORKER * len(names)) * model,
+        (OWN + WORKER * len(names)) * case.elements * precision(case.dtype).storage.itemsize,
         "name fewer backends, or train a model with a smaller vocabulary or fewer layers",
     )
 
@@ -376,8 +380,10 @@ def judged_steps(
         state = rounded(case, {name: values[f"{prefix}{name}"] for name in sigmas})
     status, unjudged = conclude(statuses)
     if status == "undetermined":
-        sections = ", ".join(unjudged) or "tensors"
-        raise SpecError(f"no step judged the {sections} of this training: it neither agrees nor diverges")
+        raise SpecError(
+            f"no step judged the {', '.join(unjudged) or 'tensors'} of this training: it neither agrees nor "
+            "diverges"
+        )
 
 
 def first_divergence(

@@ -131,6 +131,7 @@ def forgetting(*names):
 
 KeepsNoState = forgetting("held")
 CountsNoSteps = forgetting("steps")
+LoadsNoSteps = of(load=lambda self, state, step: Stepping.load(self, state, self.steps))
 Late = otherwise(late=2, epsilon=1e-6)
 Returning = of(told=lambda self, results: None)
 ReturningUnknown = of(
