@@ -67,11 +67,17 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
-    wrong = {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}
-    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "paddle", weights=wrong)
-    certificate = certify(*sides, names=(RIGHT,))
-    runs = {(run.group, run.status) for run in certificate.report.results}
-    assert runs == {("source", "agrees"), ("target", "diverges")}
+    certificate = certify(
+        *(
+            saved(tmp_path / "a", "concord"),
+            saved(tmp_path / "b", "paddle", weights={**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}),
+        ),
+        names=(RIGHT,),
+    )
+    assert {(run.group, run.status) for run in certificate.report.results} == {
+        ("source", "agrees"),
+        ("target", "diverges"),
+    }
     first = certificate.report.results[-1]
     assert first.first_divergence.tensor == "layers.0.attention.query"
     assert "transposed" in first.verdict.cause.text
@@ -90,8 +96,9 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     ],
 )
 def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, exit_code, said):
-    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")
-    certificate = certify(*sides, names=(backend,))
+    certificate = certify(
+        *(saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")), names=(backend,)
+    )
     assert (certificate.exit_code, certificate.comparison.exit_code, certificate.bugs) == (exit_code, 0, ())
     assert said in certificate.summary
 
@@ -108,13 +115,15 @@ def test_inputs_fit_every_variant(variant):
 
 def test_texts_need_the_tokenizer_of_the_source(tmp_path):
     sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")
-    problems = refusal(lambda: certify(*sides, texts=[Text("a")]))
-    assert problems == [f"{sides[0]} has no tokenizer: it lacks tokenizer.json and vocab.txt"]
+    assert refusal(lambda: certify(*sides, texts=[Text("a")])) == [
+        f"{sides[0]} has no tokenizer: it lacks tokenizer.json and vocab.txt"
+    ]
 
 
 def test_texts_take_the_place_of_what_is_drawn(tmp_path):
-    source = porting.read(hugging_face(tmp_path / "a"))
-    batches, meanings = inputs_of(source, [Text("the cat sat"), Text("short")])
+    batches, meanings = inputs_of(
+        porting.read(hugging_face(tmp_path / "a")), [Text("the cat sat"), Text("short")]
+    )
     assert batches["sentences"].required("input_ids").tolist() == [[2, 5, 7, 11, 3], [2, 23, 3, 0, 0]]
     assert meanings["sentences"] == "2 texts that you gave"
     assert meanings["one token"] == "one token, drawn at random, no padding"
@@ -144,8 +153,7 @@ def test_verifying_names_files_that_were_altered(right, tmp_path, entered):
     target = saved(tmp_path / "b", "torch-safetensors", files=CARRIED)
     side = replace(right.target, path=str(target), files=hashes(target))
     path = target / "certificate.json"
-    stated = replace(right, target=side, backends=())
-    record.write(path, record.make_record(stated, certificates.KIND))
+    record.write(path, record.make_record(replace(right, target=side, backends=()), certificates.KIND))
     assert "certificate.json" not in hashes(target)
     weights = target / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")

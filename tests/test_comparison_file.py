@@ -86,10 +86,11 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
         "kept_in_git:build.unknown": ["failure"],
     }
     assert {test.get("time") for test in suite} == {None}, "nobody measured it"
-    message = suite.find(".//failure").get("message")
-    assert re.match("diverges at .* by .* tolerances: .*approximate` is tanh instead of none", message)
-    counts = [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
-    assert counts == ["5", "1", "1", "1"]
+    assert re.match(
+        "diverges at .* by .* tolerances: .*approximate` is tanh instead of none",
+        suite.find(".//failure").get("message"),
+    )
+    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["5", "1", "1", "1"]
     (tmp_path / "page.md").write_text("<!-- begin compare -->\n<!-- end compare -->\n")
     entered("show report all.json --runs runs.tsv --markdown page.md", ends=3)
     assert "\n| half | agrees | 0." in (tmp_path / "page.md").read_text()
@@ -115,8 +116,10 @@ def test_a_divergence_is_accepted_if_every_tensor_that_diverges_is_named(result)
     assert "reason 1; reason 2" in accepted.attribution
     partly = accept(result, findings[:1])
     assert (partly.status, partly.attribution) == ("diverges", "`2` diverges too, and is not accepted")
-    alone = accept(result, [AcceptedFinding(tensor="0", reason="why")])
-    assert alone.attribution == "`1` diverges and is not accepted"
+    assert (
+        accept(result, [AcceptedFinding(tensor="0", reason="why")]).attribution
+        == "`1` diverges and is not accepted"
+    )
     assert accept(result, []) == result
 
 
@@ -133,8 +136,9 @@ def test_a_finding_holds_for_its_version_alone(result):
 
 
 def test_brackets_of_a_finding_belong_to_the_name():
-    finding = AcceptedFinding(tensor="layers.*.attention[0]", reason="why")
-    assert finding.named(["layers.1.attention[0]", "layers.1.attention0"]) == ["layers.1.attention[0]"]
+    assert AcceptedFinding(tensor="layers.*.attention[0]", reason="why").named(
+        ["layers.1.attention[0]", "layers.1.attention0"]
+    ) == ["layers.1.attention[0]"]
 
 
 def test_a_finding_that_is_gone_is_named(result):

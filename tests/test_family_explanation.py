@@ -8,7 +8,7 @@ import pytest
 from concord import spec
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.bugs.loss import of_targets
+from concord.conformance.bugs.loss import of_targets, smoothed
 from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.hypothesis import Hypothesis, explained_by
 from concord.conformance.explain.numbers import KNOWN
@@ -187,8 +187,7 @@ READ = {
 
 
 def explained_edit(case, tap, edit):
-    run = run_with(Change(taps=(tap,), edit=edit), case)
-    return verdict_of(case, run, end_to_end=False).explained()
+    return verdict_of(case, run_with(Change(taps=(tap,), edit=edit), case), end_to_end=False).explained()
 
 
 @pytest.mark.parametrize("name", [*UNSEEN, *READ])
@@ -208,8 +207,7 @@ def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_al
         return m.reshape(m.linear(m.tap, entered), m.y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    run = run_with(Change(taps=("*.value",), edit=unnormed), case)
-    cause = verdict_of(case, run).explained().cause
+    cause = verdict_of(case, run_with(Change(taps=("*.value",), edit=unnormed), case)).explained().cause
     assert not cause.confident
     assert cause.text == (
         "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
@@ -316,8 +314,9 @@ def test_gradients_that_are_flushed_to_zero_are_not_rounded_and_not_missing(shar
 def test_a_gradient_that_is_partly_zero_is_not_missing(share, cause):
     case, random = build_case("bert", "ragged"), np.random.default_rng(1)
     name = "gradients.layers.1.feed_forward.outer.weight"
-    run = other(run_with(Change(), case), name, lambda g: g * (random.random(g.shape) < share))
-    named = explained(case, run).cause
+    named = explained(
+        case, other(run_with(Change(), case), name, lambda g: g * (random.random(g.shape) < share))
+    ).cause
     assert (named.hypothesis if named else None) == cause
 
 
@@ -328,8 +327,10 @@ def test_few_wrong_elements_of_padded_rows_are_not_rows_that_nobody_computes(cou
     wrong = np.zeros((5, 11, 14), np.float32)
     wrong[tuple(padded[:: len(padded) // count].T)] = 0.3
 
-    edit = explained_edit(case, "layers.1.feed_forward.outer", lambda m: m.y + m.constant(wrong, m.y))
-    assert edit.undeclared == declared
+    assert (
+        explained_edit(case, "layers.1.feed_forward.outer", lambda m: m.y + m.constant(wrong, m.y)).undeclared
+        == declared
+    )
 
 
 # All cases of a backend together.
@@ -361,8 +362,11 @@ def of_shape(status, samples, tokens):
     case = build_case("bert", "full")
     batch = spec.example_batch(case.config, samples, tokens, padding="none")
     explanation = Explanation("layers.0.attention.scores", ("ATT-4",)) if status == "diverges" else None
-    verdict = Verdict([], explanation, case=JudgedProblem(case.config, case.weights, batch))
-    return result_of(f"{samples}x{tokens}", status, verdict)
+    return result_of(
+        f"{samples}x{tokens}",
+        status,
+        Verdict([], explanation, case=JudgedProblem(case.config, case.weights, batch)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,6 +410,13 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     assert "gelu" not in conclusion.text
 
 
+def test_a_smoothed_loss_is_not_blamed_on_steps_before_the_correct_logits():
+    case = build_case("bert", "peaked")
+    run = run_with(Change(taps=("losses",), edit=lambda m: smoothed(m, 0.1)), case)
+    verdict = explained(case, dataclasses.replace(run, taps={}))  # a run without activations
+    assert (verdict.first_divergence.tensor, verdict.clause, verdict.cause) == ("loss", "LOS-2", None)
+
+
 # The next step.
 
 
@@ -416,14 +427,14 @@ def lines_of(tensor, *missing):
     def noisy(x):
         return x + np.float32(1e-3) * abs(x).max() * random.standard_normal(x.shape, dtype=np.float32)
 
-    run = without(other(run_with(Change(), case), tensor, noisy), *missing)
-    verdict = verdict_of(case, run)
+    verdict = verdict_of(case, without(other(run_with(Change(), case), tensor, noisy), *missing))
     return divergence_lines(result_of(case.name, verdict.status, verdict))
 
 
 def test_the_next_step_is_named():
-    missing = ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
-    assert lines_of("layers.1.norm1", *missing)[-1].endswith(
+    assert lines_of("layers.1.norm1", *("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1"))[
+        -1
+    ].endswith(
         "return layers.1.attention.output too (2 activations missing between "
         "layers.1.attention.context (correct) and layers.1.norm1, which is wrong)"
     )

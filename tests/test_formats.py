@@ -85,8 +85,13 @@ def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part):
     truth = spec.reference(config, weights, batch, part=part)
     assert truth.taps.keys() - outputs.keys() <= {"loss", "log_probabilities", "losses"}  # it has no labels
     output, loss = outputs[spec.output_name(config, part)], truth.loss.astype(dtype)
-    run = Run(output, loss, outputs, backend="onnxruntime", dtype=dtype, requested=("taps",))
-    rows = conformance.judge(config, weights, batch, run, part).table
+    rows = conformance.judge(
+        config,
+        weights,
+        batch,
+        Run(output, loss, outputs, backend="onnxruntime", dtype=dtype, requested=("taps",)),
+        part,
+    ).table
     assert outputs.keys() <= {row.tensor for row in rows if row.status == "agrees"}
 
 

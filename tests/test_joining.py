@@ -73,8 +73,10 @@ def test_an_installed_package_offers_backends_but_cannot_take_the_place_of_a_fra
 @pytest.fixture
 def guide(tmp_path, monkeypatch):
     # The current folder, with the programs of the guide.
-    text = (ROOT / "docs" / "guides" / "joining.md").read_text()
-    programs = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+    programs = [
+        block.partition("```")[0]
+        for block in (ROOT / "docs" / "guides" / "joining.md").read_text().split("```python\n")[1:]
+    ]
     names = ("numpy_attention.py", "numpy_backend.py", "run_cases.py")
     for name, program in zip(names, programs, strict=True):
         (tmp_path / name).write_text(program)

@@ -150,7 +150,8 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refuse
 
 
 def test_a_workload_is_as_long_as_texts_are(tmp_path):
-    path = hugging_face(tmp_path / "bert", "encoder")
-    preset = _own(OwnModel(path, texts=texts(tmp_path / "t.txt")), Models())
+    preset = _own(
+        OwnModel(hugging_face(tmp_path / "bert", "encoder"), texts=texts(tmp_path / "t.txt")), Models()
+    )
     assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
     assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]

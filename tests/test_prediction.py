@@ -35,9 +35,14 @@ def written(folder, config, part="model"):
 
 
 def output_of(model, text):
-    batch = batch_of(model.config, model.encoder.encode([Text(text)]))
-    problem = model.config, model.weights, completed(model.config, batch, model.part)
-    return spec.reference(*problem, part=model.part).output[0]
+    return spec.reference(
+        *(
+            model.config,
+            model.weights,
+            completed(model.config, batch_of(model.config, model.encoder.encode([Text(text)])), model.part),
+        ),
+        part=model.part,
+    ).output[0]
 
 
 def far(actual, expected):
@@ -78,9 +83,12 @@ def test_padding_is_what_the_tokenizer_says(tmp_path):
 
 
 def test_padding_that_determines_positions_is_the_tokenizers(tmp_path):
-    config = spec.variant("roberta", vocab_size=len(VOCABULARY.split()), max_positions=19)
-    files = {"vocab.txt": VOCABULARY.encode(), "special_tokens_map.json": b'{"pad_token": "[MASK]"}'}
-    folder = saved(tmp_path / "roberta", "hugging-face-roberta", config, files=files)
+    folder = saved(
+        tmp_path / "roberta",
+        "hugging-face-roberta",
+        spec.variant("roberta", vocab_size=len(VOCABULARY.split()), max_positions=19),
+        files={"vocab.txt": VOCABULARY.encode(), "special_tokens_map.json": b'{"pad_token": "[MASK]"}'},
+    )
     assert refusal(porting.read, folder) == [
         f"{folder / 'config.json'}: the padding id is 1 but must be 4, as in the tokenizer beside it"
     ]
@@ -88,8 +96,7 @@ def test_padding_that_determines_positions_is_the_tokenizers(tmp_path):
 
 def test_a_model_with_one_output_has_two_classes(tmp_path):
     written(tmp_path / "one", CONFIG.replace(num_classes=1))
-    model = read_model(tmp_path / "one")
-    (logit,) = output_of(model, "the cat")
+    (logit,) = output_of(read_model(tmp_path / "one"), "the cat")
     with concord.load(tmp_path / "one", NUMPY, "float64") as predictor:
         result = predictor("the cat")
     assert abs(result["probabilities"]["1"] - expit(logit)) < 1e-12
@@ -110,20 +117,23 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
     (again,) = predictions(f"{folder} --texts {both}")
     assert far(list(again["probabilities"].values()), list(pair["probabilities"].values())) < 1e-12
     many = [f"{'quick ' * (number % 7)}cat" for number in range(11)]
-    results = predictions(f"{folder} --texts {texts(tmp_path / 'many.txt', *many)}")
-    assert [result["text_a"] for result in results] == many
+    assert [
+        result["text_a"] for result in predictions(f"{folder} --texts {texts(tmp_path / 'many.txt', *many)}")
+    ] == many
 
 
 def test_numbers_have_the_digits_of_their_dtype(entered, folder):
-    line = json.loads(entered(f"predict {folder} cat --backend {NUMPY}")[0])
-    for number in line["probabilities"].values():
+    for number in json.loads(entered(f"predict {folder} cat --backend {NUMPY}")[0])["probabilities"].values():
         assert str(np.float32(number)) == str(number)
 
 
 @pytest.mark.parametrize("worker", EACH_BACKEND_ANEW, indirect=True)
 def test_every_framework_embeds_sentences_as_the_reference_does(worker, tmp_path):
-    config = CONFIG.replace(pooling="mean", pooler="none", length_epsilon=1e-12)
-    model = read_model(written(tmp_path / "pooled", config, "pooled"))
+    model = read_model(
+        written(
+            tmp_path / "pooled", CONFIG.replace(pooling="mean", pooler="none", length_epsilon=1e-12), "pooled"
+        )
+    )
     result = TextPredictor(model, worker, "float64")("the cat")
     assert {*result} == {"text_a", "embedding", "truncated"}
     assert abs(np.linalg.norm(result["embedding"]) - 1) < 1e-6

@@ -36,8 +36,7 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names():
 
 def test_a_configuration_that_the_source_cannot_hold_is_refused():
     config = config_for("nndl-paddle", "model").replace(norm_sharing="separate")
-    source = source_tables.load("nndl-paddle")
-    raised = refusal(source_tables.native, source, config, spec.initialize(config))
+    raised = refusal(source_tables.native, source_tables.load("nndl-paddle"), config, spec.initialize(config))
     words = "'layers.0.norm1.weight' is required by this configuration but the source has no weight"
     assert raised[0].startswith(words)
 
@@ -50,8 +49,11 @@ def test_placeholders_that_cannot_be_read_are_refused(pattern):
 def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
     text = (source_tables.TABLES / "vanilla-encoder.toml").read_text()
     path = tmp_path / "wrong.toml"
-    wrong = text.replace('layout = "out_in"', 'layout = "in_aut"', 1).replace("under =", "udner =")
-    path.write_text(wrong.replace("w_k.bias", "w_k{j}.bias"))
+    path.write_text(
+        text.replace('layout = "out_in"', 'layout = "in_aut"', 1)
+        .replace("under =", "udner =")
+        .replace("w_k.bias", "w_k{j}.bias")
+    )
     raised = refusal(source_tables.read, path)
     assert len(raised) == 3
     assert any("unknown key 'parts.encoder.gradients.udner'" in it for it in raised)
@@ -74,8 +76,7 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
 
 def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():
     config = spec.variant("bert", **SIZES, num_segments=0, norm_placement="pre")
-    raised = refusal(source_tables.stated, source_tables.load("bert-hugging-face"), config)
-    assert raised == [
+    assert refusal(source_tables.stated, source_tables.load("bert-hugging-face"), config) == [
         "norm_placement is 'pre' but must be 'post' [source=bert-hugging-face]",
         "'embeddings.segment.weight' is required but the configuration has no such parameter "
         "[source=bert-hugging-face]",

@@ -70,8 +70,10 @@ def test_texts_are_those_of_a_roberta():
         ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
     )
     tokenizer.add_special_tokens(marks)
-    config = spec.variant("roberta", vocab_size=260, max_positions=41)
-    own = encoder({"tokenizer.json": tokenizer.to_str().encode()}, config)
+    own = encoder(
+        {"tokenizer.json": tokenizer.to_str().encode()},
+        spec.variant("roberta", vocab_size=260, max_positions=41),
+    )
     (text,) = own.encode([Text("café, 天气", "naïve")])
     assert text.ids == tokenizer.encode("café, 天气", "naïve").ids
     (long,) = own.encode([Text("a" * 99, "b" * 99)])
@@ -90,9 +92,15 @@ def test_texts_are_those_of_a_roberta():
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_bert_tokenizer_lowers_letters_as_its_configuration_says(stated, lower, stored):
     ids = {word: number for number, word in enumerate(WORDS)}
-    text = BertWordPieceTokenizer(ids, lowercase=stored).to_str().encode()
-    files = {"tokenizer.json": text, "config.json": b'{"model_type": "bert"}'}
-    own = encoder({**files, "tokenizer_config.json": json.dumps(stated).encode()})
+    own = encoder(
+        {
+            **{
+                "tokenizer.json": BertWordPieceTokenizer(ids, lowercase=stored).to_str().encode(),
+                "config.json": b'{"model_type": "bert"}',
+            },
+            "tokenizer_config.json": json.dumps(stated).encode(),
+        }
+    )
     (result,) = own.encode([Text("the CAT")])
     assert (result.tokens[2] == "cat") == (stored if lower is None else lower)
 

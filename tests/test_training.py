@@ -100,8 +100,13 @@ RECIPES = {
 
 def training(name, **fields):
     # Two batches in each step, but one in the last.
-    usual = {"learning_rate": 0.01, "accumulation": 2, "accumulation_mean": "samples"}
-    recipe = Recipe(**{**usual, **RECIPES[name], **fields})
+    recipe = Recipe(
+        **{
+            **{"learning_rate": 0.01, "accumulation": 2, "accumulation_mean": "samples"},
+            **RECIPES[name],
+            **fields,
+        }
+    )
     batches = [
         spec.example_batch(CONFIG, batch=size, tokens=5, seed=number, padding="ragged")
         for number, size in enumerate((5, 2, 5, 2, 5))
@@ -149,8 +154,9 @@ LIBRARY = CONFIG.replace(mask_fill="add", norm_epsilon_placement="inside", norm_
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
     plan = training("adamw", dropout_embeddings=0.2, dropout_head=0.3)
-    run = trained(open_worker, backend, plan, config=LIBRARY, implementation="library")
-    verdict = verdict_of(run, plan, config=LIBRARY)
+    verdict = verdict_of(
+        trained(open_worker, backend, plan, config=LIBRARY, implementation="library"), plan, config=LIBRARY
+    )
     assert verdict.passed, verdict.first_divergence
     assert judged(verdict) >= SECTIONS
 
