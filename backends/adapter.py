@@ -141,10 +141,11 @@ class FrameworkAdapter(ABC):
 
     def parameters(self, model: Any, request: Request) -> Weights:
         """Parameters by canonical name."""
+        exported = self.export(self.training.named(model), request.config, request.part)
         return {
             # Copies, since the next step may change an array in the framework's own memory.
             name: np.array(array)
-            for name, array in self.export(self.training.named(model), request.config, request.part).items()
+            for name, array in exported.items()
         }
 
     def device(self, name: str) -> Device:

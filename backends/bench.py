@@ -184,9 +184,8 @@ def moved(
         for name in trainable(config)
         if name in after
     }
-    return changes | {
-        f"moments/{name}": project(name, array) for name, array in section(state, "first_moment.").items()
-    }
+    moments = section(state, "first_moment.").items()
+    return changes | {f"moments/{name}": project(name, array) for name, array in moments}
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
@@ -194,9 +193,8 @@ def project(name: str, change: Array) -> NDArray[np.float64]:
     # A few random signs may completely miss a change of a few values.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
-    signs = np.random.default_rng(zlib.crc32(name.encode())).integers(
-        0, 2, (VECTORS, change.size), dtype=np.int8
-    )
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
     flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
     # Twice the positive terms minus the total, which avoids a float64 array of signs.

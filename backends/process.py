@@ -85,9 +85,8 @@ class Process:
             opened()
         except OSError as error:
             self.close()
-            raise WorkerFailure(
-                "broken", f"its process could not be started: {program}: {error.strerror}"
-            ) from None
+            detail = f"its process could not be started: {program}: {error.strerror}"
+            raise WorkerFailure("broken", detail) from None
 
     @property
     def pid(self) -> int | None:
@@ -151,8 +150,7 @@ class Process:
     def _watch(self, done: threading.Event) -> None:
         assert self._process is not None
         remaining, previous = self.time_limit, time.monotonic()
-        pid = self._process.pid
-        before = machine.waited(pid)
+        before = machine.waited(self._process.pid)
         while not done.wait(GLANCE):
             now = time.monotonic()
             # Time during which the parent was stopped, for example by Ctrl-Z, does not count.
@@ -160,15 +158,15 @@ class Process:
             size = self.size
             self.peak_memory = max(self.peak_memory, size)
             if size > self.memory_limit:
-                self._stopped_for = (
-                    "out of memory",
-                    f"it used {size / 2**20:,.0f} MiB, over its limit of "
-                    f"{self.memory_limit / 2**20:,.0f} MiB, and was stopped",
-                )
-            # Nor does time for which others keep it from the cores: on a busy machine, compiling for JAX
-            # took longer than the limit.
-            elif remaining < 0 > remaining + max((machine.waited(pid) - before).values(), default=0) / 1e9:
-                self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
+                used, limit = size / 2**20, self.memory_limit / 2**20
+                detail = f"it used {used:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
+                self._stopped_for = "out of memory", detail
+            elif remaining < 0:
+                # Nor does time for which others keep it from the cores: on a busy machine, compiling for
+                # JAX took longer than the limit.
+                waits = machine.waited(self._process.pid) - before
+                if remaining + max(waits.values(), default=0) / 1e9 < 0:
+                    self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
             if self._stopped_for or self._process.poll() is not None:
                 self._kill()
                 return

@@ -184,13 +184,10 @@ class HeldTraining(StaysHere):
     def load(self, state: Mapping[str, Array], step: int) -> None:
         """Resume; float64 state is rounded to the run's precision once."""
         target = precision(self.request.dtype)
-        self.session.load(
-            {
-                name: target.round(array) if array.dtype == np.float64 else array
-                for name, array in state.items()
-            },
-            step,
-        )
+        narrow = {
+            name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()
+        }
+        self.session.load(narrow, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
         """Train one step; see :meth:`concord.backends.interface.TrainingSession.step`."""

@@ -83,9 +83,8 @@ class Trainer(Course):
 
     def updating(self) -> Optimizer:
         """The recipe's optimizer."""
-        optimizer: Optimizer = self.adapter.optimizers.optimizer(
-            self.recipe, self.variables(self.session.model), self.kinds
-        )
+        variables = self.variables(self.session.model)
+        optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return optimizer
 
     def refuse(self) -> None:
@@ -148,9 +147,8 @@ class Trainer(Course):
     def state(self) -> Arrays:
         """See :meth:`concord.backends.interface.TrainingSession.state`."""
         parameters = self.adapter.parameters(self.session.model, self.request)
-        return {f"parameters.{name}": array for name, array in parameters.items()} | self.reported(
-            self.optimizer.kept()
-        )
+        optimizer_state = self.reported(self.optimizer.kept())
+        return {f"parameters.{name}": array for name, array in parameters.items()} | optimizer_state
 
     def info(self) -> dict[str, Any]:
         """See :meth:`concord.backends.interface.TrainingSession.info`."""

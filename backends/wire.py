@@ -178,9 +178,8 @@ def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[Arrays, Arrays]:
     """Separate gradients by parameters and inputs from those by taps."""
-    return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, section(
-        arrays, "taps."
-    )
+    own = {name: array for name, array in arrays.items() if not name.startswith("taps.")}
+    return own, section(arrays, "taps.")
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:

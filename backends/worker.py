@@ -58,16 +58,14 @@ def environment(
     # (decision 0001).
     tuned = profile == "tuned"
     # The user's own flags stay, and the last of two counts.
+    on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     xla = " ".join(filter(None, (WIDE * tuned, os.environ.get("XLA_FLAGS"), XLA * deterministic)))
     return {
         **dict.fromkeys(THREADS, str(threads or available_cores())),
         **(SWITCHES if tuned else {}),
         **({"XLA_FLAGS": xla} if xla else {}),
-        **(
-            {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-            if device == "cpu"
-            else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-        ),
+        **(on_cpu if device == "cpu" else on_gpu),
         **(DETERMINISM if deterministic else {}),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "GLOG_minloglevel": "2",
@@ -150,11 +148,8 @@ class Worker(Process):
         self.settled = self.settled or self.size
         # Set here instead of by the backend: a backend that omits a result must not pass.
         run.backend, run.dtype = self.name, request.dtype
-        run.requested = tuple(
-            name
-            for name in (("steps",) if request.training else ("taps", "gradients"))
-            if getattr(request, name, True)
-        )
+        fields = ("steps",) if request.training else ("taps", "gradients")
+        run.requested = tuple(name for name in fields if getattr(request, name, True))
         return run
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:

@@ -136,12 +136,8 @@ def from_weights(
         WeightsError: listing weights that do not fit the configuration (SPEC WGT-1 to WGT-3).
     """
     validate_weights(config, weights, part)
-    return Checkpoint(
-        config,
-        part,
-        {name: in_canonical_layout(name, array) for name, array in weights.items()},
-        files=files or {},
-    )
+    tensors = {name: in_canonical_layout(name, array) for name, array in weights.items()}
+    return Checkpoint(config, part, tensors, files=files or {})
 
 
 def in_canonical_layout(name: str, array: NDArray[Any]) -> LazyTensor:

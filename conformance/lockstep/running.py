@@ -100,7 +100,8 @@ class Candidate:
         """Run a step, and return its report."""
         started = time.perf_counter()
         try:
-            for _ in range(2 if state and step == CONTINUED + 1 else 1):
+            times = 2 if state and step == CONTINUED + 1 else 1
+            for _ in range(times):
                 if state is not None:
                     self.session.load(state, step)
                 reported = arrays_of("step()", self.session.step(batches, report=True))
@@ -380,10 +381,8 @@ def judged_steps(
         state = rounded(case, {name: values[f"{prefix}{name}"] for name in sigmas})
     status, unjudged = conclude(statuses)
     if status == "undetermined":
-        raise SpecError(
-            f"no step judged the {', '.join(unjudged) or 'tensors'} of this training: it neither agrees nor "
-            "diverges"
-        )
+        sections = ", ".join(unjudged) or "tensors"
+        raise SpecError(f"no step judged the {sections} of this training: it neither agrees nor diverges")
 
 
 def first_divergence(

@@ -66,9 +66,8 @@ def _extension(code: int, payload: bytes) -> StoredTensor | None:
 def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
-        raise SpecError(
-            f"an array has shape {shape} and dtype {str(dtype)[:20]!r} but the wrong number of bytes"
-        )
+        description = f"shape {shape} and dtype {str(dtype)[:20]!r}"
+        raise SpecError(f"an array has {description} but the wrong number of bytes")
     return sliced(content, 0, dtype, shape)
 
 
