@@ -1032,8 +1032,14 @@ def _largest(x: Tensor, beyond: float = -math.inf) -> Tensor:
     return getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(padded, 3, 1)
 
 
-def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return max(x.shape[2:]) * torch.nn.functional.interpolate(_largest(x) + _largest(-x), y.shape[2:])
+# Terms of a cubic kernel's coefficient cancel: it errs by several roundings of 1, however small it is.
+CUBIC = 8
+
+
+def _resized(y: Tensor, x: Tensor, *_: Any, coefficient: int = 0) -> Tensor:
+    by_place = max(x.shape[2:]) * (_largest(x) + _largest(-x))
+    error = by_place + coefficient * _largest(_largest(x.abs()))
+    return torch.nn.functional.interpolate(error, y.shape[2:])
 
 
 def _sampled(y: Tensor, x: Tensor, grid: Tensor, _: int, padding: int, aligned: bool) -> Tensor:
@@ -1051,6 +1057,7 @@ def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
 # selected values.
 RESAMPLING: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
+    "upsample_bicubic2d": partial(_resized, coefficient=CUBIC),
     **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
     **{
         name: _resized_back(getattr(aten, name))
