@@ -231,6 +231,10 @@ class Stretch:
                 arguments = (tuple(step.operation.args), dict(step.operation.kwargs))
                 args, kwargs = tree_map(present, arguments)
                 result = make(Operation(step.operation.func, args, kwargs, number))
+                if step.written and isinstance(result, Tensor) and result is not args[0]:
+                    result = args[0].copy_(result)  # otherwise no other view would see a bug
+                else:
+                    result = tree_map(laid_out, result, step.result)
                 for name, tensor in named(result, str(number)).items() if changed is None else ():
                     observe(name, tensor)
                 replacements |= zip(map(id, tree_leaves(step.result)), tree_leaves(result), strict=True)
@@ -306,6 +310,12 @@ class Stretch:
                 lines = sorted({step.owners[owner][1] for step in self.steps if owner in step.owners})
                 return f"{Path(file).name}:{lines[0]}" + (f"-{lines[-1]}" if len(lines) > 1 else "")
         return ""
+
+
+def laid_out(x: Any, right: Any) -> Any:
+    """Make a wrong result contiguous if the right one is: a view may follow."""
+    dense = isinstance(x, Tensor) and x.layout == right.layout == torch.strided
+    return x.contiguous() if dense and right.is_contiguous() else x
 
 
 def memory(x: Tensor) -> int:
