@@ -313,6 +313,27 @@ LAYER_SLIPS = {
         r"dim \[0, 1, 2\] in place of \[1, 2\] in amax"),
     "a constant": (
         lambda m, x: m.a(x).sin() - 2, lambda m, x: m.a(x).sin(), TEXT, "leaving out the constant"),
+    "a norm of what was transposed": (
+        lambda m, x: m.a(m.norm(x.transpose(0, 1))), lambda m, x: m.a(x.transpose(0, 1)), TEXT,
+        "a norm is left out"),
+    "a place looked up": (
+        lambda m, x: m.a(x[[0, 1], [3, 5]]), lambda m, x: m.a(x[:, -1]), TEXT,
+        "the last place of axis 1 in every lookup"),
+    "a cut on the other side": (
+        lambda m, x: x[:, :-2].cumsum(1), lambda m, x: x[:, 2:].cumsum(1), TEXT,
+        "a slice of axis 1 that starts at 2 in place of 0"),
+    "a mixture": (
+        lambda m, x: m.a(x) * m.norm.weight + x.cos() * (1 - m.norm.weight),
+        lambda m, x: m.a(x) * (1 - m.norm.weight) + x.cos() * m.norm.weight, TEXT, "x and 1 - x"),
+    "two parameters": (
+        lambda m, x: x * m.norm.weight + m.rms.weight, lambda m, x: x * m.rms.weight + m.norm.weight, TEXT,
+        r"`\w+\.weight` and `\w+\.weight` used in place of each other"),
+    "a view for a transposition": (
+        lambda m, x: x.transpose(1, 2).cumsum(2), lambda m, x: x.reshape(2, WIDTH, TOKENS).cumsum(2), TEXT,
+        "a reshape in place of a transposition"),
+    "an average": (
+        lambda m, x: m.a(x) * 0.99 + x * 0.01, lambda m, x: m.a(x) * 0.9 + x * 0.1, TEXT,
+        "weights 0.1 and 0.9 instead of 0.01 and 0.99"),
     "a mean before steps in place": (
         lambda m, x: F.rms_norm(m.a(x), (WIDTH,), eps=1e-6),
         lambda m, x: F.layer_norm(m.a(x), (WIDTH,), eps=1e-6), TEXT, "without its mean"),
@@ -324,6 +345,14 @@ def test_a_layer_that_is_configured_or_converted_wrongly_is_named(slip):
     right, wrong, x, words = LAYER_SLIPS[slip]
     verdict = explained(right, wrong, x, True)
     assert re.search(words, verdict.cause.text), verdict
+
+
+def test_a_bug_is_written_where_its_operation_writes():
+    # Steps that exchange two parts of a padded tensor left it unwritten, as if padded with zeros.
+    def wrapped(m, x):
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), "circular"), m.c.weight, m.c.bias)
+
+    assert explained(wrapped, lambda m, x: m.c(x), IMAGE, True).cause is None
 
 
 OPENED = {

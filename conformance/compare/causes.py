@@ -281,13 +281,25 @@ def skipped(asked: StretchComputation) -> Iterator[Predicted]:
 
 def crossed(asked: StretchComputation) -> Iterator[Predicted]:
     """Yield pairs of activations, inputs or parts of a tensor, each used in place of the other."""
-    parts = [step for step in asked.stretch.steps if step.operation.name in ("select", "slice")]
+    stretch = asked.stretch
+    complements = [
+        {"x": step.operation.args[0], f"1 - x ({step.line})": step.result}
+        for step in stretch.steps
+        if step.operation.func is torch.ops.aten.rsub.Scalar and step.operation.operands["other"] == 1
+    ]
+    used = set().union(*(step.operands for step in stretch.steps))
+    parameters = {f"`{name}`": x for name, x in stretch.module.parameters.items() if id(x) in used}
+    parts = [
+        step
+        for step in stretch.steps
+        if step.operation.name in ("select", "slice") and id(step.result) not in stretch.before
+    ]
     groups = gather(parts, lambda step: (id(step.operation.args[0]), *step.operation.args[1:2]))
     named_parts = [
         {f"part {step.operation.args[2]} of axis {axis} ({step.line})": step.result for step in group}
         for (_, axis), group in groups.items()
     ]
-    exchangeable = (asked.stretch.entering, *named_parts)
+    exchangeable = (stretch.entering, *complements, parameters, *named_parts)
     pairs = chain.from_iterable(combinations(group.items(), 2) for group in exchangeable)
     alike = (pair for pair in pairs if pair[0][1].shape == pair[1][1].shape)
     for (one, x), (other, y) in islice(alike, MOST_CROSSED):
@@ -355,13 +367,32 @@ def fitted(asked: StretchComputation) -> Iterator[Predicted]:
     """Yield other values of numeric operands."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(asked.stretch.steps):
-        for place, value in step.operation.operands.items() if step.computes else ():
+        computes = step.computes or step.operation.name == "div"  # perhaps of integers
+        for place, value in step.operation.operands.items() if computes else ():
             kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
             if type(value) in kinds and math.isfinite(value):
                 groups[step.operation.name, step.line, place, float(value)].append(number)
     for (name, line, place, value), group in groups.items():
         for other, predicted in fit(asked, group, partial(_having, place), value):
             yield predicted("another_number", f"{name} with {instead_of(other, value)} ({line})")
+    for value, rest in combinations(sorted({value for *_, value in groups if value > 0}), 2):
+        if abs(value + rest - 1) > ROUNDED:
+            continue
+        weighed = [group for (*_, own), group in groups.items() if own in (value, rest)]
+        for other, predicted in fit(asked, [*chain(*weighed)], partial(_weighing, value, rest), value):
+            text = f"weights {other:.6g} and {1 - other:.6g} instead of {value:.6g} and {rest:.6g}"
+            yield predicted("another_number", text)
+
+
+# The sum of two weights of a mean, such as 0.99 and 0.01, is 1 up to this rounding error.
+ROUNDED = 1e-12
+
+
+def _weighing(value: float, rest: float, operation: Operation, number: float) -> Any:
+    """Change one of two weights, and the other one with it."""
+    others = {value: number, rest: 1 - number}
+    weights = {place: x for place, x in operation.operands.items() if type(x) is float and x in others}
+    return operation.having(**{place: others[x] for place, x in weights.items()})
 
 
 def _having(place: str, operation: Operation, number: float) -> Any:
@@ -451,7 +482,7 @@ def is_plain(number: float) -> bool:
     # Code contains such numbers. Others follow from several: 0.999505 from the epsilons of a folded norm.
     forms = np.float64(abs(number)) ** np.array([1.0, 2.0, -1.0, -2.0])
     # A square of six digits is known to five; what is near 1 has the digits of its distance from it.
-    return any(abs(float(f"{form:.3g}") - form) <= 1e-5 * abs(form - 1) for form in forms)
+    return any(abs(float(f"{form:.3g}") - form) <= 1e-5 * min(form, abs(form - 1)) for form in forms)
 
 
 def scaled(asked: StretchComputation) -> Iterator[Predicted]:

@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from concord.conformance.bugs.activations import USUAL
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.compare.aten_arithmetic import BLIND, value_of
 from concord.conformance.compare.aten_operations import Operation, OperationBug, Unary, first, is_float
 from concord.conformance.compare.operation_context import (
     ACTIVATIONS,
     SOFTMAXES,
+    OperationContext,
     mask_of,
     of_catalogue,
     rounded,
@@ -87,6 +89,7 @@ def left_out(it: Operation) -> Found:
         yield "step_left_out", f"{it.name} without its mean", unshifted
     if it.name == "addmm":
         yield "missing_bias", "leaving out the bias", partial(it.having, beta=0)
+        yield "done_twice", "the bias added twice", partial(it.having, beta=2)
     if it.name in ("mm", "addmm"):
         text = "leaving out a product, as when a state is not carried over"
         yield "product_missing", text, partial(it.changed, "mat2", torch.zeros_like)
@@ -144,13 +147,13 @@ def of_numbers(it: Operation) -> Found:
                 text = f"{word} {actual}{last} in place of {right} in {it.name.strip('_')}"
                 kind = "softmax_axis" if softmax else OF_NUMBERS.get(word, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
-    if it.name == "slice" and isinstance(it.operands["start"], int):
+    if it.name == "slice":
         size = it.operands["self"].shape[it.operands["dim"]]
-        start, end = it.operands["start"], min(size, it.operands["end"] or size)
-        for by in (1, -1):
-            if start + by >= 0 and end + by <= size:
-                text = f"a slice of axis {it.operands['dim']} that starts at {start + by} in place of {start}"
-                yield "another_number", text, partial(it.having, start=start + by, end=end + by)
+        start, end, _ = slice(it.operands["start"], it.operands["end"]).indices(size)
+        for other in {start + 1, start - 1, size - end} - {start}:
+            if 0 <= other <= size - (end - start):
+                text = f"a slice of axis {it.operands['dim']} that starts at {other} in place of {start}"
+                yield "another_number", text, partial(it.having, start=other, end=other + end - start)
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
@@ -210,6 +213,8 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "cos": aten.sin,
     "mean": aten.amax,
     "amax": aten.mean,
+    "minimum": aten.maximum,
+    "maximum": aten.minimum,
     "rsqrt": aten.reciprocal,
     "log": aten.log10,
     "log10": aten.log,
@@ -244,6 +249,12 @@ def of_indices(it: Operation) -> Found:
         rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
         yield kind, f"lookups that are {far}", partial(it.having, **{indices: rows})
+    for place, index in enumerate(it.operands["indices"] if it.name == "index" else ()):
+        for at, word in ((0, "first"), (-1, "last")) if isinstance(index, Tensor) else ():
+            places = [*it.operands["indices"]]
+            places[place] = torch.full_like(index, at)
+            text = f"the {word} place of axis {place} in every lookup"
+            yield "other_rows", text, partial(it.having, indices=places)
     for by in (1, -1, 2) if it.name == "arange" else ():
         text = f"positions that are {abs(by)} too {'high' if by > 0 else 'low'}"
         yield "other_positions", text, partial(torch.add, it.result, by)
@@ -260,6 +271,9 @@ def of_operations(it: Operation) -> Found:
         sign = "the opposite sign, " * (it.name in ("add", "sub"))
         text = f"{sign}{function.__name__} in place of {it.name}"
         yield "other_operation", text, partial(_another, it, function)
+    for name in [*USUAL][1:] if it.name == "mul" and same_shape and is_float(operand) else ():
+        text = f"{name} in place of a product, such as that of x and its gate"
+        yield "activation", text, partial(USUAL[name], OperationContext(operand, it.result), operand)
     if it.name in ("sub", "div", "where") and pair:
         text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
@@ -270,11 +284,14 @@ def of_operations(it: Operation) -> Found:
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
             text = "1 added to a weight" if by > 0 else "1 subtracted from a weight"
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
-    parts: Any = it.operands["tensors"] if it.name == "cat" else ()
+    parts: Any = it.operands["tensors"] if it.name in ("cat", "stack") else ()
     for order in _orders(len(parts)) if len(parts) <= PARTS else ():
         words = "opposite order" if len(parts) == 2 else f"order {', '.join(map(str, order))}"
         joined = partial(it.having, tensors=[parts[place] for place in order])
         yield "order", f"parts joined in the {words}", joined
+    if len({part.shape for part in parts}) == 1 and it.operands["dim"] in (-1, it.result.ndim - 1):
+        join, text = (torch.stack, "interleaved") if it.name == "cat" else (torch.cat, "joined as blocks")
+        yield "order", f"parts {text}", lambda: join(parts, -1).reshape(it.result.shape)
 
 
 def of_splits(it: Operation) -> Found:
@@ -285,14 +302,19 @@ def of_splits(it: Operation) -> Found:
         halves = partial(torch.roll, shifts=x.shape[axis] // 2, dims=axis)
         yield "parts_exchanged", "the halves of glu swapped", partial(it.changed, "self", halves)
     parts: Any = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
-    if not 1 < len(parts) <= MOST_PARTS or len({part.shape for part in parts}) > 1:
+    if not 1 < len(parts) <= MOST_PARTS:
         return
+    shapes = [part.shape for part in parts]
     for order in _orders(len(parts)):
+        if [shapes[place] for place in order] != shapes:
+            continue
         moved = [place for place, part in enumerate(order) if place != part]
         text = f"the parts of a split in the order {', '.join(map(str, order))}"
         if len(moved) == 2:
             text = f"parts {moved[0]} and {moved[1]} of a split swapped"
         yield "parts_exchanged", text, partial(_in_order, it, order)
+    if shapes.count(shapes[0]) < len(parts):
+        return
     axis = it.operands["dim"] % x.ndim
     size = x.shape[axis] // len(parts)
     for heads in range(2, size + 1):
@@ -399,7 +421,7 @@ def _another(it: Operation, function: Callable[..., Any]) -> Any:
 # Rotary positions.
 
 # Common bases of frequencies, and common factors by which longer contexts slow them down.
-BASES = (1e2, 1e3, 1e4, 1e5, 1.5e5, 1.6e5, 5e5, 1e6, 1e7)
+BASES = (20, 1e2, 1e3, 1e4, 1e5, 1.5e5, 1.6e5, 5e5, 1e6, 1e7)
 CONTEXT_FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 
 # Fewest frequencies in a sequence, and the largest deviation of their rounded logarithms from a line.
@@ -634,7 +656,8 @@ FORMATS: dict[str, Callable[[Array], Array]] = {
 def of_formats(it: Operation) -> Found:
     """Yield operands and results in shorter formats."""
     operation = it.name.strip("_")
-    for form, rounding in FORMATS.items() if it.floats and not _moves(it) else ():
+    is_real = it.floats and is_float(first(it.result))
+    for form, rounding in FORMATS.items() if is_real and not _moves(it) else ():
         shorter = partial(rounded, rounding=rounding)
         if factors := FACTORS.get(it.name):
             if it.name not in ("bmm", "baddbmm"):
@@ -667,6 +690,9 @@ MOST_JOINED = 3
 def of_layouts(it: Operation) -> Found:
     """Yield split heads and joined axes in other orders."""
     x: Any = it.operands.get("self")
+    if it.name in ("permute", "transpose") and is_float(x):
+        text = "a reshape in place of a transposition"
+        yield "axes_ordered", text, partial(x.reshape, it.result.shape)
     if it.name not in ("view", "_unsafe_view", "reshape") or not is_float(x):
         return
     result = it.result
@@ -724,6 +750,10 @@ def of_borders(it: Operation) -> Found:
         for by, word in ((-1, "earlier"), (1, "later")):
             yield "padding_aside", f"an output that begins one position {word}", partial(_begun, it, pads, by)
         return
+    if it.name == "convolution" and max(dilation := it.operands["dilation"]) > 1:
+        padding = [pad // by for pad, by in zip(pads, dilation, strict=True)]
+        text = f"dilation 1 in place of {dilation[0]}"
+        yield "another_number", text, partial(it.having, dilation=[1] * len(pads), padding=padding)
     if it.name == "convolution" and any(pads):
         pads = [n for n in pads[::-1] for _ in range(2)]
     elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):

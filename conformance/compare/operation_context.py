@@ -215,7 +215,11 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
         lambda m: m.norm(m.x, deviation=lambda v: m.sqrt(v) + m.config.norm_epsilon),
     ),
     ("norm_axis", "a norm over tokens", lambda m: m.norm(m.x, axes=(-2,))),
-    ("norm_axis", "a norm over tokens and features", lambda m: m.norm(m.x, axes=(-2, -1))),
+    (
+        "norm_axis",
+        "a norm over tokens and features",
+        lambda m: m.norm(m.x, axes=(*range(m.x.ndim > 2, m.x.ndim),)),
+    ),
 )
 
 
