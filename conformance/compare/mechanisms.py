@@ -503,11 +503,12 @@ def _exponents(x: Tensor) -> tuple[float, Tensor] | None:
             line = value[tuple(slice(None) if place == axis else slice(1) for place in range(x.ndim))]
             if size < FEWEST or not (line > 0).all():
                 continue
-            logarithms, steps = line.flatten().log(), torch.arange(size, dtype=torch.float64) / size
-            slope = (logarithms[-1] - logarithms[0]) / steps[-1]
-            is_straight = (logarithms - logarithms[0] - slope * steps).abs().max() < STRAIGHT
-            if is_straight and abs(slope) > STRAIGHT and (value == line).all():
-                return float(slope.abs().exp()), (steps * slope.sign()).reshape(line.shape)
+            logarithms, places = line.flatten().log(), torch.arange(size, dtype=torch.float64)
+            for steps in (places / size, places // 2 * 2 / size):  # of sines, and each also of a cosine
+                slope = (logarithms[-1] - logarithms[0]) / steps[-1]
+                is_straight = (logarithms - logarithms[0] - slope * steps).abs().max() < STRAIGHT
+                if is_straight and abs(slope) > STRAIGHT and (value == line).all():
+                    return float(slope.abs().exp()), (steps * slope.sign()).reshape(line.shape)
     return None
 
 
