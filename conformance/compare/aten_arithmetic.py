@@ -1036,17 +1036,21 @@ def _largest(x: Tensor, beyond: float = -math.inf) -> Tensor:
 CUBIC = 8
 
 
-def _resized(y: Tensor, x: Tensor, *_: Any, coefficient: int = 0) -> Tensor:
-    by_place = max(x.shape[2:]) * (_largest(x) + _largest(-x))
-    error = by_place + coefficient * _largest(_largest(x.abs()))
-    return torch.nn.functional.interpolate(error, y.shape[2:])
+def _misplaced(x: Tensor, cubic: bool, beyond: float = -math.inf) -> Tensor:
+    """Errors of places and of coefficients."""
+    by_place = max(x.shape[2:]) * (_largest(x, beyond) + _largest(-x, beyond))
+    return by_place + cubic * CUBIC * _largest(_largest(x.abs(), beyond), beyond)
 
 
-def _sampled(y: Tensor, x: Tensor, grid: Tensor, _: int, padding: int, aligned: bool) -> Tensor:
+def _resized(y: Tensor, x: Tensor, *_: Any, cubic: bool = False) -> Tensor:
+    return torch.nn.functional.interpolate(_misplaced(x, cubic), y.shape[2:])
+
+
+def _sampled(y: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
     # With zero padding, values fall to zero within one place beyond the border.
     by, beyond = (("border", 0.0), ("border", -math.inf), ("reflection", -math.inf))[padding]
-    apart = _largest(x, beyond) + _largest(-x, beyond)
-    return max(x.shape[2:]) * torch.nn.functional.grid_sample(apart, grid, "nearest", by, aligned)
+    errors = _misplaced(x, mode == 2, beyond)  # 2: bicubic
+    return torch.nn.functional.grid_sample(errors, grid, "nearest", by, aligned)
 
 
 def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -1057,7 +1061,7 @@ def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
 # selected values.
 RESAMPLING: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
-    "upsample_bicubic2d": partial(_resized, coefficient=CUBIC),
+    "upsample_bicubic2d": partial(_resized, cubic=True),
     **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
     **{
         name: _resized_back(getattr(aten, name))
