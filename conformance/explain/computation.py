@@ -19,6 +19,9 @@ from concord.spec.arrays import Array
 # An explanation must reduce the error by this factor, to exclude chance.
 CLEAR = 5.0
 
+# Fewer elements than these may be near a wrong prediction by chance, within its own wide sigma.
+FEWEST = 30
+
 # Minimum error, in sigma of the explaining arithmetic: a wide sigma covers any smaller error.
 LEAST = 0.1
 
@@ -86,6 +89,9 @@ class Computation(ABC):
             return False
         if not same_infinities(prediction.value, self.right.value):
             return True
+        left, error = (root_mean_square(self.actual - x.value) for x in (prediction, self.right))
+        if self.actual.size < FEWEST and error < CLEAR * left:
+            return False
         # Each must reject the other: a hypothesis without effect explains nothing, and neither does a sigma
         # that is wide enough for any value.
         return all(
