@@ -1,11 +1,13 @@
 """Fixtures of the tests: small models, one worker for each backend, and the command line."""
 
+import gc
 import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from concord import spec
 from concord.cli import main
+from concord.conformance import plugin
 from concord.conformance.judging import family
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
@@ -54,21 +57,51 @@ STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG
 kept = pytest.StashKey[str]()
 
 
+class Suite(plugin.Suite):
+    """The suite at less cost, in the quick tests."""
+
+    def runner(self, name):
+        # A framework takes seconds to start, so the worker that changes its runs on request does all. PyTorch
+        # has two: the adapter as it is refuses such changes.
+        return super().runner(toy(name, "built_in") if name in ("jax", "paddle", "tf") else name)
+
+    def conform(self, test, backend, job):
+        # For sizes that no other case has, JAX would compile every operation: four times as long.
+        usual, golden = self.settings.execution, "concord_golden" in test.callspec.params
+        execution = "compiled" if golden and backend == "jax" else usual
+        self.runner(backend).settings = replace(self.settings, execution=execution)
+        super().conform(test, backend, job)
+
+
 def pytest_configure(config):
     """Share results and compiled kernels among a session's processes, and let signals arrive."""
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile Concord anew
         if config.option.markexpr == "not slow":
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTY}".strip()
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             cache = getattr(config, "cache", None)  # compiled kernels are keyed by content, so they are kept
             compiled = cache.mkdir("jax") if cache else Path(folder) / "jax"
             os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=str(compiled))
+    if config.option.markexpr == "not slow":
+        plugin.Suite = Suite
     family._estimates = SharedCache(Path(os.environ[SHARED]))
     for number, action in STOPPING.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, action)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # Thousands of tests stay, so looking for garbage among them again and again takes seconds.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks

@@ -125,6 +125,8 @@ def verdict_of(run, plan, dtype="float32", config=CONFIG):
 
 def trained(open_worker, backend, plan, dtype="float32", config=CONFIG, **settings):
     problem = (config, spec.initialize(config, seed=3), plan.steps[0][0])
+    # JAX compiles a whole step sooner than each of its operations.
+    settings = {"execution": "compiled" if backend == "jax" else "eager", **settings}
     return open_worker(backend).run(*problem, dtype=dtype, taps=False, training=plan, **settings)
 
 
@@ -180,7 +182,6 @@ def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
 @pytest.mark.parametrize("sooner", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_every_framework_drops_the_same_elements(open_worker, backend, sooner):
-    # JAX compiles a whole step sooner than each of its operations.
     execution = "compiled" if (backend == "jax") == sooner else "eager"
     plan = training("adamw", **{name: 0.1 + 0.03 * place for place, name in enumerate(RATES)})
     plan = dataclasses.replace(plan, seed=2**40 + 11, steps=plan.steps[:2], reported=(0, 1))
