@@ -20,6 +20,7 @@ from concord.speed import (
     SpeedRecord,
     Workload,
     measure,
+    measurement,
     presets,
     statistics,
     truth,
@@ -47,6 +48,13 @@ RIGHT, SLOW, WRONG, DYING = (
     toy(name, "measurable") for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep")
 )
 NARROW = {"d_model": 14, "num_heads": 2, "d_ff": 23, "num_layers": 2, "vocab_size": 31, "max_positions": 13}
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch):
+    # Toys multiply a part; drawing matrices of a GPU's size takes seconds.
+    monkeypatch.setattr(measurement, "SQUARE", {"cpu": (61, 67, 71), "cuda": (73, 79, 83)})
+    monkeypatch.setattr(measurement, "PRODUCT_SECONDS", 0.01)
 
 
 def small_preset(name="small", variant="bert", **fields):
