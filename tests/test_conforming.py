@@ -107,7 +107,7 @@ ASKED = [
     Asked("bert", dtypes=HALVES),
     Asked("nndl-paddle", dtypes=HALVES, turns=1),
     *(
-        Asked(name, "peaked", settings={"execution": "compiled"}, turns=1)
+        Asked(name, "peaked", options={"num_layers": 1}, settings={"execution": "compiled"}, turns=1)
         for name in ("keras-attention", "nndl-paddle")
     ),
     # Library layers.
