@@ -21,7 +21,7 @@ from tests.toys.surroundings import quick_case, sample_of
     "rounded",
     sample_of(
         [(case, dtype) for case in standard_cases() for dtype in spec.PRECISIONS],
-        lambda place, entry: quick_case(place, entry[0]) and (place // 4 + place) % 4 == 0,
+        lambda place, entry: quick_case(place, entry[0]) and (place // 4 + place) % 8 == 0,
     ),
     ids=lambda entry: f"{entry[0].name}-{entry[1]}",
 )

@@ -211,7 +211,7 @@ def assert_agrees(worker, case):
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("index", range(7))
+@pytest.mark.parametrize("index", range(4))
 def test_random_case_agrees(worker, index):
     for dtype in ("float64", "float32"):  # one tuple of sizes, since JAX compiles for each
         (case,) = sample(Plan(names=(), shapes=1, dtypes=(dtype,)), [index])
@@ -234,7 +234,7 @@ def drawn_cases():
 
 def test_every_case_is_one_that_the_specification_takes():
     assert len(set(drawn_cases())) == len(drawn_cases())
-    for case in drawn_cases()[::3]:
+    for case in drawn_cases()[::7]:
         config, weights, batch = case.build()
         validate_weights(config, weights, case.part)
         validate_batch(config, batch, case.part)
