@@ -1,8 +1,11 @@
 import dataclasses
 
+import pytest
+
+from concord.backends.worker import Worker
 from concord.commands import demo
 from concord.conformance.bugs.catalogue import BUGS
-from tests.toys.surroundings import needs
+from tests.toys.surroundings import needs, toy
 
 
 def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(entered, tmp_path, monkeypatch):
@@ -17,8 +20,11 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(entered, tmp
     assert "torch with a bug diverged from the reference" in page
 
 
-def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch):
-    needs("torch")
+@pytest.mark.xdist_group("torch")
+def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch, open_worker):
+    worker = open_worker(toy("torch", "built_in"))
+    monkeypatch.setattr(demo, "_first", lambda names: ("torch", worker))
+    monkeypatch.setattr(Worker, "__exit__", lambda *how: None)  # other tests need it
     monkeypatch.chdir(tmp_path)
     other = dataclasses.replace(BUGS["gelu_tanh_for_erf"], cause="norm_epsilon")
     monkeypatch.setattr(demo, "PLANTED", other)

@@ -9,7 +9,7 @@ from concord import porting, spec
 from concord.porting.prediction import TextPredictor, read_model
 from concord.porting.texts import Text, batch_of
 from concord.spec.batch import completed
-from tests.toys.checkpoints import saved
+from tests.toys.checkpoints import SIZES, saved
 from tests.toys.disturbed import name_of
 from tests.toys.ready import CONFIG, SENTENCES, VOCABULARY, hugging_face, texts
 from tests.toys.surroundings import EACH_BACKEND_ANEW, refusal, toy
@@ -83,12 +83,9 @@ def test_padding_is_what_the_tokenizer_says(tmp_path):
 
 
 def test_padding_that_determines_positions_is_the_tokenizers(tmp_path):
-    folder = saved(
-        tmp_path / "roberta",
-        "hugging-face-roberta",
-        spec.variant("roberta", vocab_size=len(VOCABULARY.split()), max_positions=19),
-        files={"vocab.txt": VOCABULARY.encode(), "special_tokens_map.json": b'{"pad_token": "[MASK]"}'},
-    )
+    config = spec.variant("roberta", **{**SIZES, "vocab_size": len(VOCABULARY.split()), "max_positions": 19})
+    files = {"vocab.txt": VOCABULARY.encode(), "special_tokens_map.json": b'{"pad_token": "[MASK]"}'}
+    folder = saved(tmp_path / "roberta", "hugging-face-roberta", config, files=files)
     assert refusal(porting.read, folder) == [
         f"{folder / 'config.json'}: the padding id is 1 but must be 4, as in the tokenizer beside it"
     ]
