@@ -14,12 +14,12 @@ from tests.test_structure import ROOT, imports, sources, tree
 # one is a decision, with its reason in `docs/decisions`.
 SIZES = {
     "spec": (44_200, 42_000),
-    "backends": (53_600, 50_000),
-    "conformance": (179_700, 82_000),
+    "backends": (53_700, 50_000),
+    "conformance": (180_800, 82_000),
     "porting": (30_100, 26_000),
     "speed": (11_500, 9_000),
     "concord": (19_600, 13_000),
-    "tests": (159_500, 90_000),
+    "tests": (160_800, 90_000),
 }
 
 UNCOUNTED = {
