@@ -17,7 +17,7 @@ help: ## say what there is to make
 check: $(VENV)/installed ## compare the four frameworks with the reference: the table of the README
 	$(COMPILED) $(RUN)/concord check
 
-test: $(VENV)/installed ## run the ordinary tests: 6 to 7 minutes on two cores
+test: $(VENV)/installed ## run the ordinary tests: 5 minutes on two cores
 	$(RUN)/python -m pytest -n 2 --dist loadgroup
 
 slow: $(VENV)/installed ## run all other tests: every backend on every entry, and long campaigns

@@ -139,7 +139,9 @@ def einsums(path):
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("einsum")
     ]
-    return [ast.unparse(call.args[0]) for call in sorted(calls, key=lambda call: call.lineno)]
+    # Operands may come in the order that a framework multiplies faster.
+    sides = [call.args[0].value.split("->") for call in sorted(calls, key=lambda call: call.lineno)]
+    return [(sorted(operands.split(",")), result) for operands, result in sides]
 
 
 TWINS = [

@@ -190,7 +190,8 @@ def of_differences(
             for difference in group:
                 reference = difference.applied(reference)
             run = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
-        return Prediction(numbers(run.result).astype(np.float64), asked.right.sigma)
+            # Here, since with other settings the code may leave the end uncomputed.
+            return Prediction(numbers(run.result).astype(np.float64), asked.right.sigma)
 
     for group in differing:
         text = f"differences between the modules: {few((difference.text for difference in group), 3)}"

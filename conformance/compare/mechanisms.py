@@ -249,7 +249,9 @@ def of_indices(it: Operation) -> Found:
         rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
         yield kind, f"lookups that are {far}", partial(it.having, **{indices: rows})
-    for place, index in enumerate(it.operands["indices"] if it.name == "index" else ()):
+    # Of a mask, the first sample's rows would be those of a mask left out.
+    looks_up = it.name == "index" and is_float(it.operands["self"])
+    for place, index in enumerate(it.operands["indices"] if looks_up else ()):
         for at, word in ((0, "first"), (-1, "last")) if isinstance(index, Tensor) else ():
             places = [*it.operands["indices"]]
             places[place] = torch.full_like(index, at)
