@@ -76,7 +76,13 @@ def measure(plan: SpeedPlan, keep: Keep = lambda entry: None, tell: Tell = lambd
     """
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         measurement = Measurement(plan, keep, tell, Path(folder))
-        return all(map(measurement.measure_group, plan.modes))
+        # The fastest peer of the first group takes turns with the other groups as well.
+        return all(map(measurement.measure_group, sorted(plan.modes, key=peers_in, reverse=True)))
+
+
+def peers_in(modes: Sequence[Mode]) -> int:
+    """The number of measurements of peers in a group."""
+    return sum(takes_part(name, mode, {}) for name in PEERS for mode in modes)
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
@@ -128,17 +134,17 @@ class Measurement:
         self.offered: dict[str, list[str]] = {}
         # GFLOP/s by backend, sizes and dtype: a bare product has no mode.
         self.rates: dict[tuple[str, Sizes, str], float] = {}
+        self.fastest: dict[str, tuple[str, Mode]] = {}  # peer by workload
 
     def measure_group(self, modes: Sequence[Mode]) -> bool:
         """Measure each workload in a group of modes, and return whether the budget sufficed."""
-        names, self.label = self.plan.names, ", ".join(mode.name for mode in modes)
-        with Pool(len(names) * len(modes)) as self.pool:
-            self.members = [
-                Member(name, mode, self.plan.settings, self.pool)
-                for mode in modes
-                for name in names
-                if takes_part(name, mode, self.offered)
-            ]
+        self.label = ", ".join(mode.name for mode in modes)
+        group = [
+            (name, mode) for mode in modes for name in self.plan.names if takes_part(name, mode, self.offered)
+        ]
+        programs = dict.fromkeys([*group, *self.fastest.values()])
+        with Pool(len(programs)) as self.pool:
+            self.members = [Member(*program, self.plan.settings, self.pool) for program in programs]
             self.tell(f"{self.label}: starting {len(self.members)} processes")
             self.pool.map(Member.start, self.members)
             self.offered |= {
@@ -174,6 +180,15 @@ class Measurement:
         else:
             self.pool.map(prepare, self.members)
         self._take_turns(work)
+        steps = {
+            member: median([turn["seconds"] for turn in member.entry["turns"]]) for member in self._running()
+        }
+        peer = min((member for member in steps if member.name in PEERS), key=steps.__getitem__, default=None)
+        if peer:
+            self.fastest[work.name] = peer.name, peer.mode
+        for member, step in steps.items():
+            member.entry["peer_seconds"] = peer and steps[peer]
+            self.tell(f"{work.name}, {member.mode.name}: {member.name} takes {seconds(step)}")
         entries = [member.entry for member in self.members]
         for member in self.members:
             member.entry = {}  # what happens from here on changes no result
@@ -187,9 +202,6 @@ class Measurement:
         for entry in entries:
             rates = (self.rates.get((entry["backend"], size, work.dtype), 0.0) for size in sizes)
             self.keep({**entry, "product_gflops": max(rates)})
-            if entry["status"] == "measured":
-                step = seconds(median([turn["seconds"] for turn in entry["turns"]]))
-                self.tell(f"{work.name}, {entry['mode']}: {entry['backend']} takes {step}")
         for member in self.members:
             member.ask("release")
 

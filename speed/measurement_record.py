@@ -50,7 +50,7 @@ class SpeedRecord:
             "settings": self.settings,
             "workloads": self.workloads,
             "backends": self.backends,
-            "best_product_gflops": {dtype: max(rates.values()) for dtype, rates in best.items()},
+            "best_product_gflops": best,
             "entries": [
                 {**entry, "summary": summary(entry, work, best[work["dtype"]])}
                 for entry in entries
@@ -80,24 +80,20 @@ def described(work: Workload) -> dict[str, Any]:
     }
 
 
-def best_rates(
-    entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
-) -> dict[str, dict[str, float]]:
-    """Best bare product rates by dtype and backend."""
-    best: dict[str, dict[str, float]] = {}
+def best_rates(entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]) -> dict[str, float]:
+    """Best bare product rates by dtype."""
+    best: dict[str, float] = {}
     for entry in entries:
-        rates, backend = best.setdefault(workloads[entry["workload"]]["dtype"], {}), entry["backend"]
-        rates[backend] = max(rates.get(backend, 0.0), entry.get("product_gflops", 0.0))
+        dtype = workloads[entry["workload"]]["dtype"]
+        best[dtype] = max(best.get(dtype, 0.0), entry.get("product_gflops", 0.0))
     return best
 
 
-def summary(
-    entry: Mapping[str, Any], work: Mapping[str, Any], rates: Mapping[str, float]
-) -> dict[str, Any] | None:
+def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: float) -> dict[str, Any] | None:
     """Figures of an entry, or None if it was not measured.
 
     Args:
-        rates: best rates of bare products by backend, in the workload's dtype.
+        best: the best rate of a bare product, in the workload's dtype.
     """
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
@@ -106,7 +102,7 @@ def summary(
     spread = statistics.spread(turns)
     # Unpadded execution skips padding. If its rate included padding, it could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
-    own, best = rates[entry["backend"]], max(rates.values())
+    peer = entry.get("peer_seconds")  # of the same turns
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
         "median_seconds": median,
@@ -114,11 +110,11 @@ def summary(
         "low_seconds": low,
         "high_seconds": high,
         "spread": spread,
+        "of_best_peer": median / peer if peer else None,
         "steady": None if spread is None else statistics.settled(turns),
         "steps": sum(len(turn) for turn in turns),
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,
-        "share_of_own_product": rate / own if own else None,
         "share_of_best_product": rate / best if best else None,
         # PyTorch compiles in its first step, whose additional time counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),

@@ -86,15 +86,15 @@ class Summary(Open):
     """The figures of an entry."""
 
     median_seconds: Positive
-    min_seconds: NotRequired[Positive]
+    min_seconds: Positive
     low_seconds: Positive
     high_seconds: Positive
     spread: Number | None
     steady: bool | None
+    of_best_peer: Positive | None
     steps: Count
     real_tokens_per_second: Number
     gflops: Positive
-    share_of_own_product: Number | None
     share_of_best_product: Number | None
     compile_seconds: Number
     peak_memory_bytes: Count | None
@@ -109,16 +109,15 @@ class MeasuredEntry(Open):
     workload: str
     implementation: str
     execution: str
-    profile: NotRequired[str]
     status: str
     detail: str
     turns: list[Turn]
     summary: Summary | None
-    import_seconds: NotRequired[Number | None]
     build_seconds: NotRequired[Number]
     compile_seconds: NotRequired[Number]
     first_seconds: NotRequired[Number]
     product_gflops: NotRequired[Number | None]
+    peer_seconds: NotRequired[Positive | None]
     error_in_tolerances: NotRequired[Number | None]
 
 

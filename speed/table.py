@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.conformance.wording import gather, markdown_table
-from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
@@ -54,7 +53,6 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens/s": ("real_tokens_per_second", "{:,.0f}".format),
     "FLOP/s": ("gflops", rate),
     "of best": ("share_of_best_product", percent),
-    "of own": ("share_of_own_product", percent),
     "build": ("build_seconds", seconds),
     "compile": ("compile_seconds", seconds),
     "first": ("first_seconds", seconds),
@@ -64,9 +62,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, str]]:
+def _figures(entry: Entry) -> dict[str, tuple[float | None, str]]:
     numbers, steps = {**entry, **entry["summary"]}, entry["summary"]["steps"]
-    numbers["of_best_peer"] = peer and numbers["median_seconds"] / peer
     figures = {}
     for heading, (key, write) in FIGURES.items():
         value = numbers.get(key)
@@ -94,13 +91,8 @@ def fastest_first(
     """Measurements of workloads with their figures, fastest first; a mode names its precision."""
     entries = [entry for entry in data["entries"] if entry["workload"] in workloads and entry["summary"]]
     entries.sort(key=lambda entry: entry["summary"]["median_seconds"])
-    peers = {  # the fastest one of each workload
-        entry["workload"]: entry["summary"]["median_seconds"]
-        for entry in reversed(entries)
-        if entry["backend"] in PEERS
-    }
     return [
-        ({**entry, "mode": mode.removesuffix(" float32")}, _figures(entry, peers.get(entry["workload"])))
+        ({**entry, "mode": mode.removesuffix(" float32")}, _figures(entry))
         for entry in entries
         for mode in [f"{entry['mode']} {data['workloads'][entry['workload']]['dtype']}"]
     ]
