@@ -43,8 +43,9 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # XLA reads its flags once, when JAX starts.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
-SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless the first selects AVX2.
+# A training step gets hundreds of megabytes of fresh pages, which are large with the second (decision 0034).
+SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 # By default, XLA uses half of AVX512's registers (decision 0034).
 WIDE = "--xla_cpu_prefer_vector_width=512"
@@ -57,13 +58,13 @@ def environment(
     # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
     # (decision 0001).
     tuned = profile == "tuned"
-    # The user's own flags stay, and the last of two counts.
+    # The user's own values stay, and the last of two flags counts.
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     xla = " ".join(filter(None, (WIDE * tuned, os.environ.get("XLA_FLAGS"), XLA * deterministic)))
     return {
         **dict.fromkeys(THREADS, str(threads or available_cores())),
-        **(SWITCHES if tuned else {}),
+        **{name: os.environ.get(name, value) for name, value in SWITCHES.items() if tuned},
         **({"XLA_FLAGS": xla} if xla else {}),
         **(on_cpu if device == "cpu" else on_gpu),
         **(DETERMINISM if deterministic else {}),
