@@ -44,7 +44,8 @@ COMPILED = {
 }
 
 # XLA compiles faster with these flags. Quick tests compile thousands of kernels and run each a few times.
-# `make slow` and `make check` compile as users do.
+# `make slow` and `make check` compile as users do: with these flags, copies of one tensor may differ
+# (backends/jax/README.md).
 HASTY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 # The environment variable with the folder that the processes of a test session share.
