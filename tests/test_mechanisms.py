@@ -111,6 +111,9 @@ SLIPS = {
         lambda m, x: attend(m, x, causal(TOKENS)), TEXT, "the mask is not applied"),
     "a factor": (
         lambda m, x: m.a(x).sin(), lambda m, x: m.a(x).sin() * 3, TEXT, "multiplied by 3"),
+    "one of several terms": (
+        lambda m, x: ((m.a(x) + x).cos() + x).sin() + x, lambda m, x: (m.a(x) + x).cos().sin() + x, TEXT,
+        r"leaving out the second term \(test_mechanisms.py:\d+\)"),
     "another tensor": (
         lambda m, x: m.norm(m.a(x)) + x.cos(), lambda m, x: m.norm(m.a(x)) + m.a(x), TEXT,
         "`a` in place of the result of cos"),
@@ -367,6 +370,10 @@ OPENED = {
         lambda m, x: torch.softmax(x[0] @ x[0].T, -1) @ x[0],
         lambda m, x: (powers := torch.exp(x[0] @ x[0].T)) / powers.sum(0) @ x[0],
         r"the reference computes _softmax \(.*\), and the candidate exp \(.*\) to mm \(.*\)"),
+    "a value used twice": (
+        lambda m, x: ((y := m.a(x).sigmoid()).cumsum(1) + y * m.norm.weight) * x.cos(),
+        lambda m, x: m.a(x).sigmoid().cumsum(1) * x.cos(),
+        r"the reference computes mul \(.*\), and the candidate mul \("),
 }  # fmt: skip
 
 

@@ -213,9 +213,10 @@ def changed(
     stretch = asked.stretch
     for level, (bug, places) in product(levels, possible().items()):
         for selection in selections(stretch, places, level) if tried(bug) else ():
+            # The catalogue's sentences end with a clause.
             location = (
                 ""
-                if bug.name in COUNTED
+                if bug.clause
                 else place_of([stretch.steps[number] for number in selection], stretch, level == ONCE)
             )
             make = injected(bug, selection, bugs)

@@ -396,12 +396,15 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         (steps_by_name[name] for name in right.last.tensors if name in steps_by_name), None
     ):
         return [f"the candidate has the correct values after {done}, and continues with {first}"]
+    # Correct values that lead to no wrong ones are no less known: their operations do not differ.
+    for step in theirs.steps:
+        same(step)
     lacking = right.before_end(
         lambda step: step is not right.last and bool(steps_by_name.keys() & step.tensors.keys())
     )
-    there = next((step for step in lacking if step.computes), right.last)
-    computing = [step for step in wrong if step.computes] or wrong
-    if len(computing) == 1 and computing[0].operation.name == there.operation.name:
+    ours, computing = ([step for step in steps if step.computes] or steps for steps in (lacking, wrong))
+    there = ours[0]
+    if len(ours) == len(computing) == 1 and computing[0].operation.name == there.operation.name:
         return [
             f"the first operation that differs is {there}; the candidate computes it at {computing[0].line}"
         ]
