@@ -99,9 +99,9 @@ SLIPS = {
     "a number": (
         lambda m, x: m.a(x) ** 2 * 0.7, lambda m, x: m.a(x) ** 2 * 0.61, TEXT, "mul with 0.61 inst"),
     "a number beside an index": (
-        lambda m, x: m.table((x.abs().clamp(min=0.5) >= 0.5).long() - 1).sum(-1) * m.a(x).square() * 0.7,
-        lambda m, x: m.table((x.abs().clamp(min=0.5) >= 0.5).long() - 1).sum(-1) * m.a(x).square() * 0.61,
-        TEXT, "mul with 0.61 inst"),
+        lambda m, x: m.a(x).gather(-1, (x.abs().clamp(min=0.5) >= 0.5).long() - 1).square() * 0.7,
+        lambda m, x: m.a(x).gather(-1, (x.abs().clamp(min=0.5) >= 0.5).long() - 1).square() * 0.61, TEXT,
+        "mul with 0.61 inst"),
     "an epsilon outside": (
         lambda m, x: m.a(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3),
         lambda m, x: m.a(x) / (torch.sqrt((x * x).mean(-1, keepdim=True)) + 1e-3), TEXT,
