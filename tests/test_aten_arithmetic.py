@@ -1,5 +1,6 @@
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,6 +113,21 @@ def test_functions_may_err_by_what_a_gpu_makes_of_them(name):
     assert verdict.status == "agrees"
     assert verdict.worst < 0.6
     assert compare(model, lambda x: port(x, 2.0**11), {"x": x}).status == "diverges"
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "term"), [("lgamma", 1.0, torch.log), ("digamma", 1.4616321, torch.reciprocal)]
+)
+def test_a_function_errs_by_its_terms_where_it_is_zero(name, root, term):
+    function = getattr(torch, name)
+
+    def port(m, x, by=0.0):
+        return function(x + 3) - term(x) - term(x + 1) - term(x + 2) + by
+
+    right = Of(lambda m, x: function(x), {})
+    x = (root + drawn(3, 37) / 2**12,)
+    assert compare(right, Of(port, {}), x).status == "agrees"
+    assert compare(right, Of(partial(port, by=1e-4), {}), x).status == "diverges"
 
 
 # Noise.

@@ -351,6 +351,18 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
     assert_same(model, "tests.toys.called:backwards", X)
 
 
+def test_outputs_of_a_function_are_matched_by_their_keys_in_any_order():
+    model = Of(lambda m, x: {"y": m.a(x), "z": m.a(x).tanh()}, {"a": linear(5, 5)})
+
+    def port(x):
+        y = model.a(torch.from_numpy(x)).detach().numpy() * np.float32(1 + 2**-23)
+        return {"z": np.tanh(y), "y": y}
+
+    assert_same(model, port, X)
+    assert_same(model, port, X, names={"y": "output[y]"})
+    assert compare(model, port, X, names={"y": "output[z]", "z": "output[y]"}).status == "diverges"
+
+
 def stepped(m, x, steps, others, unused=None):
     for _ in range(steps):
         x = m.a(x) * sum(others)

@@ -1,8 +1,10 @@
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.numpy import save_file
 from torch import nn
 
@@ -67,6 +69,11 @@ def test_a_model_beside_itself_has_the_same_bits_at_once():
     judged = compare(layer(), layer(), HIDDEN)
     assert {row.note for row in judged.table} == {"the same bits as the reference's own run"}
     assert not any(row.tensor.startswith("gradients.") for row in judged.table)
+    merged = layer()
+    assert ["own module" in str(compare(merged, other, HIDDEN)) for other in (merged, layer())] == [
+        True,
+        False,
+    ]
 
 
 BUGS = {
@@ -187,6 +194,27 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     assert verdict(names, *lacking, factor=1.01).status == "diverges"
 
 
+def masked(m, x, ids, mask):
+    weights = torch.softmax(x.masked_fill(~mask, -9.0), -1)
+    return m.last(weights.clamp(max=0.36)) + m.table(ids)
+
+
+def test_an_agreement_says_what_these_inputs_do_not_show():
+    layers = {"last": linear(3, 5), "table": lambda: nn.Embedding(7, 5)}
+    model, port = Of(masked, layers), Of(masked, layers)
+    for module in (model, port):
+        nn.init.zeros_(module.last.bias)
+    port.table.weight.data[3] += 1
+    hiding, inputs = X > 0, {"x": 4 * X, "ids": torch.arange(2, 9) % 2}
+    steps, neutral, differing = compare(model, port, {**inputs, "mask": torch.ones_like(hiding)}).notes
+    assert re.fullmatch(r"untested.* change nothing: masked_fill \(test_compare.py:\d+\)", steps)
+    assert re.fullmatch(r"untested.* 0, or all are 1: last.bias", neutral)
+    assert re.search(r"the modules differ, .*: `table.weight` differs in 5 of 35 elements", differing)
+    assert not any(
+        "change nothing" in note for note in compare(model, port, {**inputs, "mask": hiding}).notes
+    )
+
+
 def test_what_follows_a_layer_of_zeros_is_judged_end_to_end():
     def forward(m, x):
         return m.last(x + m.added(x))
@@ -231,6 +259,22 @@ def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged(
         str(place): right(X)[name].detach().numpy() for place, name in enumerate(("y", "ids", "mask"))
     }
     assert {*prepare(right, by_place, X).tensors} == {"output", "output[ids]", "output[mask]"}
+
+
+def apart(m, x, times=1.0, by=1e-3):
+    scores = m.inner(x)
+    others = (scores + by * m.act(scores)).softmax(-1)
+    return times * F.kl_div(scores.log_softmax(-1), others, reduction="batchmean")
+
+
+def test_an_output_that_is_lost_in_rounding_agrees_with_nothing():
+    def judged(times, by=1e-3):
+        return compare(*(Of(partial(apart, by=by, times=factor), TABLE) for factor in (1.0, times)), X).status
+
+    assert [judged(1 + 2**-22, by=1.0), judged(1.1, by=1.0)] == ["agrees", "diverges"]
+    assert [judged(1.1), judged(1e4)] == ["undetermined", "diverges"]
+    # A difference of equal values is zero in every correct run, up to rounding.
+    assert judged(1.5, by=0.0) == "agrees"
 
 
 class Counted(nn.Module):

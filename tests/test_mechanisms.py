@@ -98,6 +98,10 @@ SLIPS = {
         lambda m, x: torch.sub(*torch.exp(m.a(x)).split(3, -1)[::-1]), TEXT, "swapped"),
     "a number": (
         lambda m, x: m.a(x) ** 2 * 0.7, lambda m, x: m.a(x) ** 2 * 0.61, TEXT, "mul with 0.61 inst"),
+    "a number beside an index": (
+        lambda m, x: m.a(x).gather(-1, (x.abs().clamp(min=0.5) >= 0.5).long() - 1).square() * 0.7,
+        lambda m, x: m.a(x).gather(-1, (x.abs().clamp(min=0.5) >= 0.5).long() - 1).square() * 0.61, TEXT,
+        "mul with 0.61 inst"),
     "an epsilon outside": (
         lambda m, x: m.a(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3),
         lambda m, x: m.a(x) / (torch.sqrt((x * x).mean(-1, keepdim=True)) + 1e-3), TEXT,
@@ -111,6 +115,12 @@ SLIPS = {
         lambda m, x: attend(m, x, causal(TOKENS)), TEXT, "the mask is not applied"),
     "a factor": (
         lambda m, x: m.a(x).sin(), lambda m, x: m.a(x).sin() * 3, TEXT, "multiplied by 3"),
+    "one of several terms": (
+        lambda m, x: ((m.a(x) + x).cos() + x).sin() + x, lambda m, x: (m.a(x) + x).cos().sin() + x, TEXT,
+        r"leaving out the second term \(test_mechanisms.py:\d+\)"),
+    "a term for all rows": (
+        lambda m, x: (x * x).sum(-1, keepdim=True) + (m.a.weight * m.a.weight).sum(1) - m.a(x),
+        lambda m, x: (x * x).sum(-1, keepdim=True) - m.a(x), TEXT, "is explained by leaving out the"),
     "another tensor": (
         lambda m, x: m.norm(m.a(x)) + x.cos(), lambda m, x: m.norm(m.a(x)) + m.a(x), TEXT,
         "`a` in place of the result of cos"),
@@ -355,6 +365,11 @@ def test_a_bug_is_written_where_its_operation_writes():
     assert explained(wrapped, lambda m, x: m.c(x), IMAGE, True).cause is None
 
 
+def routed(m, x, count=3):
+    weights = m.a(x).softmax(-1).topk(count).values
+    return torch.zeros_like(x).add_(weights.sum(-1, keepdim=True) * x)
+
+
 OPENED = {
     "goes on": (
         lambda m, x: m.a(x) * 2, lambda m, x: F.layer_norm(m.a(x) * 2, (WIDTH,), eps=1e-3),
@@ -367,6 +382,18 @@ OPENED = {
         lambda m, x: torch.softmax(x[0] @ x[0].T, -1) @ x[0],
         lambda m, x: (powers := torch.exp(x[0] @ x[0].T)) / powers.sum(0) @ x[0],
         r"the reference computes _softmax \(.*\), and the candidate exp \(.*\) to mm \(.*\)"),
+    "a value used twice": (
+        lambda m, x: ((y := m.a(x).sigmoid()).cumsum(1) + y * m.norm.weight) * x.cos(),
+        lambda m, x: m.a(x).sigmoid().cumsum(1) * x.cos(),
+        r"the reference computes mul \(.*\), and the candidate mul \("),
+    "a correct mean": (
+        lambda m, x: m.a(F.layer_norm(x, (WIDTH,))), lambda m, x: m.a(F.layer_norm(x, (WIDTH,), eps=1.0)),
+        r"the reference computes native_layer_norm \("),
+    "a sum in place": (
+        routed, partial(routed, count=2), r"the reference computes topk \("),
+    "a constant": (
+        lambda m, x: (torch.ones_like(x).cumsum(1) * m.a(x)).exp(), lambda m, x: (m.a(x) * 2).exp(),
+        r"the reference computes cumsum \("),
 }  # fmt: skip
 
 

@@ -70,7 +70,9 @@ def compare(
         raise SpecError("the candidate is None but must be a module, arrays, a file or a function")
     comparison = prepare(reference, None if candidate is ITSELF else candidate, inputs, **options)
     verdict = comparison.verdict()
-    notes = (f"{topic}: {text}" for topic, text in comparison.notes.items())
+    notes = [f"{topic}: {text}" for topic, text in comparison.notes.items()]
+    if candidate is reference:  # such as what a method returns that merges weights in place
+        notes.append("the candidate is the reference's own module, so a change of one changes both")
     return replace(verdict, notes=(*verdict.notes, *notes))
 
 

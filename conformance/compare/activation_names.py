@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.conformance.compare.module_reference import OUTPUT
 from concord.conformance.judging.expectation import root_mean_square
 from concord.spec.arrays import Array, Arrays, Shape
 from concord.spec.errors import refuse
@@ -47,16 +48,19 @@ def renamed(
     """
     arrays, own_names, problems = dict(given), {name: name for name in given}, list[str]()
     for own, theirs in names.items():
-        pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
+        name = re.escape(own).replace(r"\{i\}", r"(\d+)")
+        pattern = re.compile(rf"{name}|{OUTPUT}\[{name}\]")  # a function's outputs have their keys as names
         template, _, layout = (part.strip() for part in theirs.partition(":"))
         matches = [match for match in map(pattern.fullmatch, given) if match]
         where = getattr(own, "place", "")
         problems += [] if matches else [f"{where}no tensor of the candidate matches {own!r}"]
         for match in matches:
-            name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), template)
+            numbers = filter(None, match.groups())
+            name = reduce(lambda text, number: text.replace("{i}", number, 1), numbers, template)
             array = given[match[0]]
             shape = tuple(plain.get(name, array).shape)
-            arrays.pop(match[0], None)
+            if arrays.get(match[0]) is array:  # another name may have been mapped to this one
+                del arrays[match[0]]
             try:
                 arrays[name], own_names[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):

@@ -82,6 +82,9 @@ UNITS: dict[str, float] = RULES["units"]
 # without this rule, correct runs were flagged.
 SATURATING = ("erf", "tanh", "sin", "cos")
 
+# Functions with roots, near which the terms of every algorithm cancel: errors relative to 1, too.
+ROOTED = ("lgamma", "digamma")
+
 # One more unit roundoff if the other operand is a Python number that the dtype cannot represent.
 CONSTANT = ("mul", "div")
 
@@ -474,6 +477,8 @@ class ExactMode(TorchDispatchMode):
             units += _held(dtype, other) != other
         if name == "pow" and not isinstance(other, Tensor) and other == 2:
             units = 1
+        if name in ROOTED:
+            y = self.varied(y, lambda y: torch.full_like(y, units * ROUNDOFF[dtype]))
         once: Tensor | bool = True
         if name == "div" and not torch.as_tensor(other).is_complex():
             once = _power_of_two(other)  # a kernel may multiply by the reciprocal instead

@@ -77,8 +77,11 @@ class Operation:
         return {**defaults, **dict(positional), **self.kwargs}
 
     def having(self, /, **others: Any) -> Any:
-        """Compute the result with some operands replaced."""
+        """Compute the result with some operands replaced; an in-place operation changes a copy of its own."""
         arguments, operands = self.func._schema.arguments, {**self.operands, **others}  # noqa: SLF001
+        written = arguments[0].name
+        if is_mutable(self.func) and written in others:
+            operands[written] = snapshot(operands[written])
         keywords = {argument.name: operands[argument.name] for argument in arguments if argument.kwarg_only}
         return self.func(
             *(operands[argument.name] for argument in arguments if not argument.kwarg_only), **keywords
@@ -117,7 +120,7 @@ class Operation:
         if not is_mutable(self.func):
             return self()
         name = self.func._schema.arguments[0].name  # noqa: SLF001
-        return self.changed(name, torch.clone)
+        return self.having(**{name: self.operands[name]})
 
     def giving(self, value: Tensor) -> Any:
         """Results with the first replaced."""

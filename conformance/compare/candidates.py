@@ -538,7 +538,7 @@ def pairs(array: Array) -> Array:
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Match named arrays by their names, or outputs by position."""
+    """Match named arrays by their names, or outputs by key or position."""
     arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else pairs(np.asarray(array))
         for name, array in arrays.items()
@@ -551,8 +551,11 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
         ]
     )
     plain = reference.values
-    if any(name in plain for name in arrays_by_name):
-        return arrays_by_name
+    keyed = {name: f"{OUTPUT}[{name}]" for name in arrays_by_name if name not in plain}
+    if any(name in plain for name in (*arrays_by_name, *keyed.values())):
+        return {
+            keyed[name] if keyed.get(name) in plain else name: array for name, array in arrays_by_name.items()
+        }
     outputs = [name for name in plain if is_output(name)]
     by_place: Arrays = {}
     for continuous in (True, False):  # integers are stored in float64 and matched separately

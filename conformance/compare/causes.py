@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from concord.conformance.bugs.context import Flags
-from concord.conformance.compare.aten_arithmetic import computed
+from concord.conformance.compare.aten_arithmetic import Uncomputable, computed
 from concord.conformance.compare.aten_operations import (
     Make,
     Operation,
@@ -29,7 +30,14 @@ from concord.conformance.compare.aten_operations import (
 )
 from concord.conformance.compare.differences import Difference
 from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs, layouts
-from concord.conformance.compare.module_reference import buffers, dtype_name, numbers, running, submodule_of
+from concord.conformance.compare.module_reference import (
+    ModelError,
+    buffers,
+    dtype_name,
+    numbers,
+    running,
+    submodule_of,
+)
 from concord.conformance.compare.operation_context import rounded
 from concord.conformance.compare.stretch import Recorded, Stretch
 from concord.conformance.explain.computation import Computation, Prediction
@@ -213,9 +221,10 @@ def changed(
     stretch = asked.stretch
     for level, (bug, places) in product(levels, possible().items()):
         for selection in selections(stretch, places, level) if tried(bug) else ():
+            # The catalogue's sentences end with a clause.
             location = (
                 ""
-                if bug.name in COUNTED
+                if bug.clause
                 else place_of([stretch.steps[number] for number in selection], stretch, level == ONCE)
             )
             make = injected(bug, selection, bugs)
@@ -446,30 +455,31 @@ def fit(
     def number(u: float) -> float:
         return math.exp(u) if positive else u
 
-    u = math.log(value) if positive else value
-    error = weighed(asked.actual, asked.right.value)
-    before = float(np.linalg.norm(error))
-    for turn in range(9):
-        step = 1e-4 * (1.0 if positive else abs(u) or 1.0)
-        slope = weighed(predict(number(u + step)).value, predict(number(u - step)).value) / (2 * step)
-        power, along = float((slope * slope).sum()), float((slope * error).sum())
-        if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
-            return  # this value does not change the wrong elements
-        move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
-        u += move
-        error = weighed(asked.actual, predict(number(u)).value)
-        if not np.isfinite(error).all() or abs(move) < 1e-9 * max(abs(u), 1e-3):
-            break
-    if not float(np.linalg.norm(error)) <= before / 5:
-        return
-    if asked.judged(asked.actual, predict(number(u))).ratio > EDGE:
-        sigma = asked.own_sigma(partial(make, other=number(u)))  # other values have other errors
+    with contextlib.suppress(ModelError, Uncomputable):  # with another number, an index may be out of range
+        u = math.log(value) if positive else value
+        error = weighed(asked.actual, asked.right.value)
+        before = float(np.linalg.norm(error))
+        for turn in range(9):
+            step = 1e-4 * (1.0 if positive else abs(u) or 1.0)
+            slope = weighed(predict(number(u + step)).value, predict(number(u - step)).value) / (2 * step)
+            power, along = float((slope * slope).sum()), float((slope * error).sum())
+            if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
+                return  # this value does not change the wrong elements
+            move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
+            u += move
+            error = weighed(asked.actual, predict(number(u)).value)
+            if not np.isfinite(error).all() or abs(move) < 1e-9 * max(abs(u), 1e-3):
+                break
+        if not float(np.linalg.norm(error)) <= before / 5:
+            return
+        if asked.judged(asked.actual, predict(number(u))).ratio > EDGE:
+            sigma = asked.own_sigma(partial(make, other=number(u)))  # other values have other errors
 
-    def prediction(other: float) -> Prediction:
-        return Prediction(predict(other).value, sigma)
+        def prediction(other: float) -> Prediction:
+            return Prediction(predict(other).value, sigma)
 
-    best = shortest(asked, number(u), prediction)
-    yield best, partial(Predicted, predict=partial(prediction, best), rare=not is_plain(best))
+        best = shortest(asked, number(u), prediction)
+        yield best, partial(Predicted, predict=partial(prediction, best), rare=not is_plain(best))
 
 
 def shortest(asked: StretchComputation, number: float, predict: Callable[[float], Prediction]) -> float:

@@ -73,12 +73,14 @@ def left_out(it: Operation) -> Found:
         yield "step_left_out", "leaving out one of two conditions", partial(it.giving, alone)
     if _moves(it) or mask_of(it) or not it.floats:
         return
+    shape = first(it.result).shape
     for name, x in it.floats.items():
-        if x.shape == first(it.result).shape:
-            part = _besides(it, name)
+        part = _besides(it, name)
+        if x.shape == shape or it.name == "add":
             if it.name not in ACTIVATIONS:  # the catalogue covers these
-                yield LEFT_OUT.get(part, "step_left_out"), f"leaving out the {part}", partial(it.giving, x)
-            if x is it.args[0]:
+                alone = partial(_alone, it, x)
+                yield LEFT_OUT.get(part, "step_left_out"), f"leaving out the {part}", alone
+            if x is it.args[0] and x.shape == shape:
                 twice = partial(it.having, **{name: first(it.result)})
                 yield "done_twice", f"the {part} applied twice", twice
     for name in it.optional:
@@ -93,6 +95,10 @@ def left_out(it: Operation) -> Found:
     if it.name in ("mm", "addmm"):
         text = "leaving out a product, as when a state is not carried over"
         yield "product_missing", text, partial(it.changed, "mat2", torch.zeros_like)
+
+
+def _alone(it: Operation, x: Tensor) -> Any:
+    return it.giving(x.expand(first(it.result).shape))
 
 
 def _besides(it: Operation, kept: str) -> str:

@@ -5,6 +5,7 @@ Local judgement assigns an error to the stretch between two submodules.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -23,10 +24,18 @@ from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
 from concord.conformance.compare.module_explanation import explain
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
 from concord.conformance.compare.stretch import Check, Stretch
+from concord.conformance.compare.untested import untested
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
-from concord.conformance.judging.exemptions import CONSTANT, is_decided_by_rounding
-from concord.conformance.judging.expectation import BUFFERS, Expectation, is_buffer, is_gradient
+from concord.conformance.judging.exemptions import CONSTANT, GROWN, is_decided_by_rounding
+from concord.conformance.judging.expectation import (
+    BUFFERS,
+    ZERO,
+    Expectation,
+    is_buffer,
+    is_gradient,
+    root_mean_square,
+)
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge, Judgements
 from concord.conformance.judging.protocol import Pin
@@ -196,6 +205,10 @@ class ModelComparison(Judge):
         verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         if not (several and verdict.passed):
             verdict = replace(verdict, notes=(*verdict.notes, *self.accuracy))
+        if verdict.passed and isinstance(self.reference, ModuleReference):
+            with contextlib.suppress(SpecError):
+                hidden = untested(self.reference, self.theirs, self.path)
+                verdict = replace(verdict, notes=(*verdict.notes, *hidden))
         if verdict.status != "diverges":
             return verdict
         if verdict.first in self.own_faults:
@@ -231,6 +244,19 @@ class ModelComparison(Judge):
     def explain(self, verdict: Verdict) -> Explanation:
         """Explain the first divergence."""
         return explain(self, verdict)
+
+    def judgement(
+        self, name: str, expected: Expectation, local: bool, sound: bool = True, deciding: bool = True
+    ) -> Judgement:
+        """Judge one tensor; an output of which rounding determines a tenth does not agree."""
+        judgement = super().judgement(name, expected, local, sound, deciding)
+        # Of a small difference of equal values, such as a divergence of two distributions, any multiple
+        # agreed. A difference that is exactly zero is determined.
+        if local and judgement.status == "agrees" and is_output(name) and expected.is_vague(name):
+            size, noise = map(root_mean_square, (expected.values[name], expected.sigmas[name]))
+            if not size < noise * ZERO:
+                return Judgement("undetermined", size=judgement.size, note=GROWN)
+        return judgement
 
     def with_exemptions(self, row: Row, first: Row | None) -> Row:
         """Add the reason why a row is undetermined, or its agreement proves nothing."""

@@ -212,7 +212,7 @@ class Stretch:
             others: replacements of tensors, by identity.
             changed: compute only results that depend on these operations, exactly, and observe only the end.
         """
-        replacements = dict(others or {})
+        replacements = dict[int, Tensor]()
         named_here = self.tensors if changed is None else {self.end: self.result}
         observe = handing(observer, arithmetic, named_here)
         arithmetic.blind_rows = self.module.blind_rows
@@ -220,8 +220,14 @@ class Stretch:
         def present(x: Any) -> Any:
             return replacements.get(id(x), x)
 
+        def own(x: Any) -> Any:
+            # A bug may return another tensor, which no later in-place operation may change for good: all
+            # other bugs would start from wrong values.
+            return x.clone() if self.before and isinstance(x, Tensor) else x
+
         with plainly(), torch.no_grad(), arithmetic:
-            replacements |= {key: tensor.clone() for key, tensor in self.before.items()}
+            others = {key: own(tensor) for key, tensor in (others or {}).items()}
+            replacements |= others | {key: tensor.clone() for key, tensor in self.before.items()}
             for number, step in enumerate(self.steps):
                 self.check()
                 # An in-place operation may change a tensor with a different identity.
@@ -234,11 +240,13 @@ class Stretch:
                 if step.written and isinstance(result, Tensor) and result is not args[0]:
                     result = args[0].copy_(result)  # otherwise no other view would see a bug
                 else:
+                    if not (step.written or step.operation.func.is_view):
+                        result = tree_map(own, result)
                     result = tree_map(laid_out, result, step.result)
                 for name, tensor in named(result, str(number)).items() if changed is None else ():
                     observe(name, tensor)
                 replacements |= zip(map(id, tree_leaves(step.result)), tree_leaves(result), strict=True)
-                replacements |= others or {}  # also of results that are computed again
+                replacements |= others  # also of results that are computed again
         observe(self.end, present(self.result))
 
     def estimate(self, dtypes: Mapping[str, str], doing: str, *changes: Any) -> tuple[Arrays, Arrays]:
@@ -356,36 +364,40 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     values, sigmas = right.estimate(dtypes, "locating the first wrong operation")
     outlines = {name: outline(value) for name, value in values.items()}
 
-    def matching(tensor: Tensor) -> str:
+    def matching(tensor: Tensor) -> list[str]:
         right.check()
         array = numbers(tensor).astype(np.float64)
         own = outline(array)
-        for name, value in values.items():
-            near = value.size == array.size and not (abs(own - outlines[name]) > Z * sigmas[name].max()).any()
-            if near and any(
+        return [
+            name
+            for name, value in values.items()
+            if value.size == array.size
+            and (abs(own - outlines[name]) <= Z * sigmas[name].max()).all()
+            and any(
                 judge_tensor(*these, dtypes[name]).status == "agrees"
                 for these in layouts(array, value, sigmas[name])
-            ):
-                return name
-        return ""
+            )
+        ]
 
     steps_by_name: dict[str, Recorded] = {}
 
     def same(step: Recorded) -> bool:
-        # Constant tensors provide no information.
-        telling = [tensor for tensor in step.tensors.values() if np.unique(numbers(tensor)).size > 1]
-        names = [matching(tensor) for tensor in telling]
-        steps_by_name.update(dict.fromkeys(names, step))
+        names = [matching(tensor) for tensor in telling(step).values()]
+        steps_by_name.update(dict.fromkeys(itertools.chain(*names), step))
         return all(names)
+
+    def known(step: Recorded) -> bool:
+        # A norm's second and third results may be correct where its first is not.
+        return all(name in steps_by_name for name in [*telling(step)][:1])
 
     wrong = theirs.before_end(lambda step: step is not theirs.last and same(step))
     if not wrong:
         return []
     first, last, end = wrong[0], wrong[-1], right.end
     if early := matching(theirs.result):
-        if early == end:
+        if end in early:
             return []
-        ending = next(step for step in right.steps if early in step.tensors)
+        ending = next(step for step in right.steps if early[0] in step.tensors)
         rest = [
             step for step in right.steps if step.operation.number > ending.operation.number and step.computes
         ]
@@ -396,17 +408,24 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         (steps_by_name[name] for name in right.last.tensors if name in steps_by_name), None
     ):
         return [f"the candidate has the correct values after {done}, and continues with {first}"]
-    lacking = right.before_end(
-        lambda step: step is not right.last and bool(steps_by_name.keys() & step.tensors.keys())
-    )
-    there = next((step for step in lacking if step.computes), right.last)
-    computing = [step for step in wrong if step.computes] or wrong
-    if len(computing) == 1 and computing[0].operation.name == there.operation.name:
+    # Correct values that lead to no wrong ones are no less known: their operations do not differ.
+    for step in theirs.steps:
+        same(step)
+    lacking = right.before_end(lambda step: step is not right.last and known(step))
+    ours, computing = ([step for step in steps if step.computes] or steps for steps in (lacking, wrong))
+    there = ours[0]
+    if len(ours) == len(computing) == 1 and computing[0].operation.name == there.operation.name:
         return [
             f"the first operation that differs is {there}; the candidate computes it at {computing[0].line}"
         ]
     steps = f"{first}" if first is last else f"{first} to {last}"
     return [f"given the same values, the reference computes {there}, and the candidate {steps}"]
+
+
+def telling(step: Recorded) -> Tensors:
+    """An operation's results, except tensors of equal elements."""
+    sizes = {name: np.unique(numbers(tensor)).size for name, tensor in step.tensors.items()}
+    return {name: tensor for name, tensor in step.tensors.items() if sizes[name] > 1 or tensor.numel() == 1}
 
 
 def outline(array: Array) -> Array:

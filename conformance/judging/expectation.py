@@ -32,7 +32,8 @@ from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
 # End to end, a tap whose sigma exceeds this share of its magnitude is not judged, and neither are later taps.
-# So much rounding makes correct runs look wrong. Local judgement needs no such limit.
+# So much rounding makes correct runs look wrong. Local judgement needs such a limit only for outputs: any
+# value would agree.
 UNDECIDED = 0.1
 
 
@@ -226,19 +227,23 @@ class Expectation:
         """The first tap with a relatively large sigma, and all later taps."""
         undecided: set[str] = set()
         # Gradients are always determined: their sigma includes the growth of the forward pass.
-        for name, value in self.values.items() if self.chained else ():
+        for name in self.values if self.chained else ():
             if is_gradient(name):
                 break
-            sigma = self.sigmas[name]
-            judged = np.isfinite(sigma) & np.isfinite(value)
-            most = UNDECIDED * root_mean_square(value[judged])
-            if undecided or (
-                root_mean_square(sigma[judged]) > most
-                # What a zero-initialized layer returns is exactly zero.
-                and root_mean_square(np.where(self.settled(name), 0, sigma)[judged]) > most
-            ):
+            if undecided or self.is_vague(name):
                 undecided.add(name)
         return frozenset(undecided)
+
+    def is_vague(self, name: str) -> bool:
+        """Whether sigma is relatively large."""
+        value, sigma = self.values[name], self.sigmas[name]
+        judged = np.isfinite(sigma) & np.isfinite(value)
+        most = UNDECIDED * root_mean_square(value[judged])
+        return (
+            root_mean_square(sigma[judged]) > most
+            # What a zero-initialized layer returns is exactly zero.
+            and root_mean_square(np.where(self.settled(name), 0, sigma)[judged]) > most
+        )
 
     @cached_property
     def overflowing(self) -> bool:

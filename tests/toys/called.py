@@ -6,7 +6,7 @@ import sys
 
 
 def backwards(input):
-    return {str(place): input * place for place in (2, 0, 1)}
+    return {f"part {place}": input * place for place in (2, 0, 1)}
 
 
 def halved(x):
