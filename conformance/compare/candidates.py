@@ -416,6 +416,7 @@ def show(graph: Any, modules: Collection[str], activations: Mapping[str, str]) -
 def session_of(path: Path, graph: bytes = b"", optimized: bool = True) -> Any:
     """Load a graph in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
+        import onnx  # noqa: F401 - run_graph reads the graph
         import onnxruntime
     options = onnxruntime.SessionOptions()
     if not optimized:
