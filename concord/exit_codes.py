@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-REFUSED, FAULT, INTERRUPTED = 2, 3, 130
+REFUSED, FAULT, INTERRUPTED, CLOSED = 2, 3, 130, 141
 
 Handler = Any  # a function of a signal and a frame, or a constant of signal
 
@@ -98,7 +98,9 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             code = INTERRUPTED
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else REFUSED if end.code else 0
-        except Exception as error:
+            # Typer exits with 1, which means a divergence, if the reader of the output has gone.
+            code = CLOSED if isinstance(end.__context__, BrokenPipeError) else code
+        except BaseException as error:
             code = _failed(error)
         if code == INTERRUPTED:  # even if typer has caught KeyboardInterrupt
             code = Halt.code or INTERRUPTED
@@ -113,7 +115,7 @@ def _said(code: int, *lines: str) -> int:
     return code
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: BaseException) -> int:
     # Imported here because a successful command does not need it.
     import traceback
 

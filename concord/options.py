@@ -41,12 +41,15 @@ Written = Annotated[Path, output_files.output]
 
 
 def named(text: str) -> str:
-    """Parse a name, or a file to read if it ends in ``.toml``."""
-    return str(output_files.path(text)) if text.endswith(".toml") else text
+    """Parse a name that may be a file, a folder or ``package.module:name``, and record it as read."""
+    module, colon, _ = text.partition(":")
+    output_files.path(f"{module.replace('.', '/')}.py" if colon else text)
+    return text
 
 
-# A known name, or a TOML file.
+# A known name, or one of a file, a folder or a module's member.
 Named = Annotated[str, named]
+NamedList = Annotated[list[str] | None, named]
 
 PLUGIN = "torch, tf, paddle or jax; an installed plug-in; package.module:Class"
 
@@ -195,7 +198,7 @@ class Workers(OptionGroup):
 
     panel = "Workers"
 
-    backend: list[str] | None = None
+    backend: NamedList = None
     threads: int | None = None
     device: str = "cpu"
     python: list[str] | None = None
@@ -303,14 +306,12 @@ class Outputs(OptionGroup):
         output_files.write(json, html, *others, show=show, problems=problems)
         return written.exit_code
 
-    def show_report(
-        self, outcome: Report, kind: str, title: str, group: str, others: Sequence[output_files.Output] = ()
-    ) -> int:
-        """Write and show a report; ``group`` heads the lines of its table."""
+    def show_report(self, outcome: Report, kind: str, title: str, group: str, **more: Any) -> int:
+        """Write and show a report; ``group`` heads the lines of its table. More: see :meth:`finish`."""
 
         def show() -> None:
             report.show(outcome, Terminal(), title, group)
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 print(*junit.github_annotations(outcome), sep="\n")
 
-        return self.finish(outcome, kind, title, show, others=others)
+        return self.finish(outcome, kind, title, show, **more)

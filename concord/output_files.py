@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -98,27 +99,31 @@ PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 
 def _is_read(written: Path) -> bool:
     # Either the link or its target may be in an input folder.
-    names = (written.resolve(), written.parent.resolve() / written.name)
-    inside = any(name.is_relative_to(read.resolve()) for name in names for read in READ)
+    names = (_real(written), _real(written.parent) / written.name)
+    inside = any(name.is_relative_to(_real(read)) for name in names for read in READ)
     return any(same_file(written, read) for read in READ) or (
         inside and written.is_file() and not _made(written)
     )
 
 
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve() fails for circular links
+
+
 def _made(path: Path) -> bool:
     """Whether a file is an earlier page, picture or record."""
     try:
-        return path.resolve().suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
+        return _real(path).suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
     except (SpecError, AttributeError):
         return False
 
 
 def check_apart(folder: Path) -> None:
     """Refuse to replace a folder that equals, contains or is inside the command's input."""
-    target = folder.resolve()
+    target = _real(folder)
     for read in READ:
-        contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
-        if contains or target.is_relative_to(read.resolve()):
+        contains = any(_real(path).is_relative_to(target) for path in (read, *read.rglob("*")))
+        if contains or target.is_relative_to(_real(read)):
             raise SpecError(
                 f"{folder} is, contains or is inside {read}, which the command reads; name another folder "
                 "to write"

@@ -91,7 +91,7 @@ def _of_line(line: str) -> Text:
 
 
 def _of_json(line: str) -> Text:
-    fields = parse_json(line, "")
+    fields = parse_json(line, "the line")
     if not isinstance(fields, dict):
         raise SpecError(f"holds a value of type {type(fields).__name__} but must hold a JSON object")
     texts: dict[str, Any] = {

@@ -38,6 +38,10 @@ class Leaving(nn.Linear):
         return super().forward(input)
 
 
+def cancelled(m, input):
+    raise GeneratorExit  # no Exception
+
+
 def net():
     return nn.Linear(5, 3).eval()
 
@@ -58,6 +62,8 @@ def against(candidate, reference=None, **options):
         (lambda: load("tests.toys.called:nothing"), "called:nothing gave no result: AttributeError: "),
         (against("tests.toys.called:nothing"), "called:nothing gave no result: AttributeError: "),
         (against(Leaving(1).eval()), "the candidate .*: SystemExit: 0"),
+        (against(Of(cancelled, {})), "the candidate .*: GeneratorExit "),
+        (against(str(Path(__file__).parent)), "tests cannot be loaded by transformers: "),
         (against(called.raises), "the candidate .*: KeyError: "),
         (against("tests.toys.called:leaves"), "called:leaves gave no result: SystemExit: 0"),
         (against("tests.toys.called:raises"), "called:raises gave no result: KeyError: 'no such layer'"),

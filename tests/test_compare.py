@@ -404,6 +404,8 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     assert refused.endswith(
         "--prove is given but applies only to a REFERENCE and one candidate on the command line"
     )
+    (refused,) = entered(line, "mine:port", "--alone-and-batched", ends=2)[1]
+    assert refused.endswith("--alone-and-batched is given but applies only to the reference")
     assert "output[y] not judged (not returned)" in entered(line, port, *inputs, "--seed", "3", ends=3)[0]
     entered(line, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
     wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})

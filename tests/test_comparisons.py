@@ -106,3 +106,14 @@ def test_what_a_pass_changes_of_a_module_is_put_back_after_it_was_timed():
     right, port = Of(counting, layers), Of(counting, layers)
     assert compare(right, {"port": port, "half": "bfloat16"}, INPUTS).milliseconds.keys() >= {"port", "half"}
     assert (float(right.calls), float(port.calls)) == (0, 0)
+
+
+def test_a_candidate_that_fails_when_it_is_timed_keeps_its_verdict():
+    calls = iter([double])
+
+    def once(x):
+        return next(calls, called.raises)(x)
+
+    comparisons = compare(model(), {"once": once}, INPUTS)
+    assert comparisons.passed
+    assert comparisons.notes["times"].startswith("not measured: KeyError: 'no such layer' ")

@@ -40,7 +40,7 @@ REFUSED = {
         lambda: layer(lambda m, x: m.a(x).argmax(-1)),
         "returns a tensor of torch.int64 but must",
     ),
-    "nothing": (lambda: layer(lambda m, x: None), "returns a NoneType but must"),
+    "nothing": (lambda: layer(lambda m, x: None), "returns a value of type NoneType but must"),
     "float8": (lambda: layer(lambda m, x: m.a(x).to(FLOAT8)), "output is of torch.float8_e4m3fn"),
     "float8 weights": (lambda: weight(dtype=FLOAT8), "a.weight of the reference is in torch.float8"),
     "nested": (

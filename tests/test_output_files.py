@@ -18,6 +18,7 @@ from concord.conformance.run.campaign import Setup
 from tests.toys.checkpoints import shards
 from tests.toys.dumps import answer, exported
 from tests.toys.ready import hugging_face, texts
+from tests.toys.records import CHECK
 from tests.toys.surroundings import commands, contents, program
 
 
@@ -139,6 +140,7 @@ LINES = {
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed {source} --texts {texts} --json {out}",
     "port": "port {source} -o {out} --to concord --table {texts}",
+    "compare": "compare {source} mine:port {texts} --json {out}",
 }
 
 
@@ -151,11 +153,15 @@ LINES = {
         ("attention", "weights", None),
         *((command, "texts", None) for command in ("diff", "certify", "speed", "port")),
         ("speed", "weights", "symlink_to"),
+        *(("compare", what, None) for what in ("texts", "weights", "port")),
     ],
 )
-def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, link, refused):
+def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, link, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     source, path = hugging_face(tmp_path / "source"), texts(tmp_path / "given.txt")
-    out = read = {"texts": path, "weights": source / "model.safetensors"}[what]
+    out = read = {"texts": path, "weights": source / "model.safetensors", "port": texts(Path("mine.py"))}[
+        what
+    ]
     if link:
         out = tmp_path / "out.html"
         getattr(out, link)(read)
@@ -164,6 +170,15 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, link, refu
     words = "which the command reads" if command == "port" else "is an input of this command"
     assert any(words in line for line in lines), lines
     assert contents(tmp_path) == before
+
+
+def test_circular_links_and_records_of_another_kind_are_named(tmp_path, refused):
+    (line,) = refused("certify --verify", CHECK)
+    assert line.endswith("kind is 'check' but must be one of 'certificate'")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    (line,) = refused("show report", loop, "--html", tmp_path / "out.html")
+    assert line.endswith(f"{loop}: cannot be read: Too many levels of symbolic links")
 
 
 WRITTEN = {
@@ -255,6 +270,11 @@ def test_a_finding_never_takes_the_place_of_another(tmp_path):
 
 
 # The terminal.
+
+
+def test_a_reader_that_has_gone_is_no_divergence():
+    line = f"{shlex.quote(sys.executable)} -m concord show variants bert | true; exit ${{PIPESTATUS[0]}}"
+    assert program("bash", "-c", line).returncode == 141
 
 
 @pytest.mark.parametrize(

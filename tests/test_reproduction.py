@@ -8,7 +8,6 @@ from torch import nn
 
 from concord.conformance.compare import prepare
 from concord.conformance.compare.reproduction import write
-from concord.spec.errors import SpecError
 from tests.toys.kinds import Of, drawn, linear
 
 
@@ -72,8 +71,6 @@ def test_without_a_stretch_there_is_no_script(tmp_path, gradients):
     if gradients:
         comparison.tensors["gradients.0.weight"] = comparison.tensors["gradients.0.weight"] * 1.01
     comparison.allow_same_bits = False
-    with pytest.raises(
-        SpecError, match="no sequence of forward operations" if gradients else "nothing to reproduce"
-    ):
-        write(comparison, comparison.verdict(), tmp_path / "report.py")
+    said = write(comparison, comparison.verdict(), tmp_path / "report.py")
+    assert ("no sequence of forward operations" if gradients else "nothing to reproduce") in said
     assert not [*tmp_path.iterdir()]

@@ -1,5 +1,7 @@
 import copy
+import os
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +46,28 @@ def test_state_is_said_and_put_back(trains):
     assert snapshot() == before
     assert not inputs["box"].held + model.list
     assert not hasattr(model, "calls")
+
+
+def test_a_model_leaves_the_folder_and_the_default_device_as_they_are(tmp_path, monkeypatch):
+    def forward(m, x):
+        os.chdir("/")
+        return m.a(x)
+
+    monkeypatch.chdir(tmp_path)
+    model, x = Of(forward, {"a": linear(7, 5)}), drawn(3, 7)
+    with torch.device("meta"):
+        (cotangent,) = prepare(model, inputs=x, gradients=True).reference.cotangents.values()
+    assert (cotangent.device.type, Path.cwd()) == ("cpu", tmp_path)
+
+
+def test_a_module_that_the_first_run_builds_is_not_kept():
+    def forward(m, x):
+        m.late = getattr(m, "late", linear(7, 5)())
+        return m.late(x)
+
+    model = Of(forward, {})
+    assert "late.weight" in prepare(model, inputs=drawn(3, 7), seed=0).reference.state
+    assert not hasattr(model, "late")
 
 
 def test_a_function_that_changes_what_it_is_given_changes_nothing():

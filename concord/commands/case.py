@@ -7,6 +7,7 @@ from pathlib import Path
 from concord import options, output_files
 from concord.commands.check import Selection, judge_jobs
 from concord.conformance.run import dump
+from concord.conformance.wording import counted
 from concord.options import Written
 from concord.own_model import OwnModel
 from concord.spec.errors import collect
@@ -36,7 +37,8 @@ def export(
     if left_out := len(jobs) - len(usable):
         without = f"; {left_out} left out, because every sample in them depends on padding"
     Terminal().tell(
-        f"{len(paths)} cases written to {directory}; put run.safetensors beside each case.json{without}"
+        f"{counted(len(paths), 'case')} written to {directory}; put run.safetensors beside each "
+        f"case.json{without}"
     )
 
 

@@ -56,7 +56,8 @@ def certify(
         # With different inputs or a different device, it would not be the same proof.
         extra = [name for name, value in {**inputs, "device": workers.device != "cpu"}.items() if value]
         refuse([f"--{name} is given with --verify, but the certificate already states it" for name in extra])
-        certified = record.read(verify, output_files.KINDS).outcome
+        kind = certificates.KIND
+        certified = record.read(verify, {kind: output_files.KINDS[kind]}).outcome
         problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:
         if source is None or target is None:

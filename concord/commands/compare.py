@@ -10,21 +10,21 @@ from typing import Any
 
 import typer
 
-from concord import options
+from concord import options, output_files
 from concord.backends.wire import WorkerFailure
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
 from concord.conformance.wording import counted
 from concord.junit import junit_xml
-from concord.spec.errors import optional, refuse
+from concord.spec.errors import collecting, optional, refuse
 from concord.spec.files import write_text
 from concord.terminal import Terminal, bars
 
 
 def compare(
-    reference: str | None = None,
-    candidate: list[str] | None = None,
+    reference: options.Named | None = None,
+    candidate: options.NamedList = None,
     *,
     way: list[str] | None = None,
     inputs: Path | None = None,
@@ -68,7 +68,7 @@ def compare(
         listing (--list): Print a stub of a port; judge nothing. The stub names every activation of
             the reference, with its shape, dtype and source.
         prove: Plant bugs in the reference; report which of them this comparison would find.
-        alone_and_batched: Judge each sample of a batch against the same sample run alone, without
+        alone_and_batched: Judge each sample of the reference's batch against the same sample alone, without
             padding.
         python (PATH): The Python interpreter that calls the candidate's function.
         repro: Write a script, with a file of its tensors, that reproduces the diverging section of
@@ -80,9 +80,11 @@ def compare(
     Examples: concord compare my.model:build --as sdpa --as bfloat16 ·
         concord compare my.model:build port.onnx --gradients
     """
+    output_files.READ += map(Path, () if reference else ("concord.toml", "pyproject.toml"))
     outputs.check(repro, node_values, junit)
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
     several = len(selection) > 1
+    own = ("alone-and-batched", "list")  # flags that concern only the reference
     flags = {
         "prove": prove,
         "alone-and-batched": alone_and_batched,
@@ -110,13 +112,13 @@ def compare(
             if arguments[name] and reference is None
         ]
         + [
-            f"--{name} is given but applies to a single candidate"
+            f"--{name} is given but applies only to "
+            f"{'the reference' if name in own else 'a single candidate'}"
             for name in flags
-            if flags[name] and several
+            if flags[name] and len(selection) > (name not in own)
         ]
         + ["--text and --inputs are both given; give only one"] * bool(text and inputs)
         + [f"--device is {device!r} but must be cpu, cuda or cuda:N"] * (not options.DEVICE.fullmatch(device))
-        + ["--list is given but applies only to the reference"] * (listing and len(selection) == 1)
         + ["--repro is given but applies to a candidate, not to --alone-and-batched"]
         * bool(repro and alone_and_batched)
         + [f"--names: {names} does not exist; Concord proposes names only for a single candidate"]
@@ -157,7 +159,7 @@ def compare(
         parts_of(kept_way)  # an unknown one is refused
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
     name, *_ = kept.candidates
-    started, report = time.perf_counter(), Report([], versions, Setup())
+    started, report, problems = time.perf_counter(), Report([], versions, Setup()), list[str]()
     try:
         with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
             model = candidates.placed(candidates.load(kept.reference, kept.log_probabilities), device)
@@ -186,10 +188,11 @@ def compare(
             if prove:
                 report.notes |= proof.summary(proof.prove(comparison))
             verdict = report.results[0].verdict
-            if repro and verdict:
-                report.notes["reproduction"] = reproduction.attempt(comparison, verdict, repro)
-            if node_values and verdict:
-                report.notes["node values"] = write_node_values(comparison, verdict, node_values)
+            with collecting(problems):
+                if repro and verdict:
+                    report.notes["reproduction"] = reproduction.write(comparison, verdict, repro)
+                if node_values and verdict:
+                    report.notes["node values"] = write_node_values(comparison, verdict, node_values)
     except WorkerFailure as error:  # of the only candidate
         report.results = [
             Result(
@@ -211,18 +214,22 @@ def compare(
     label = counted(len(versions), "candidate") if len(versions) > 1 else name
     title = f"{label}, compared with {kept.reference}"
     file = junit, lambda: junit_xml(report, title)
-    raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))
+    raise typer.Exit(
+        outputs.show_report(report, "compare", title, "reference", problems=problems, others=[file])
+    )
 
 
 def write_names(path: Path, lines: list[str]) -> None:
     """Write proposed names, and show them."""
     write_text(path, "".join(f"{line}\n" for line in lines))
-    for line in (*lines, f"written: {path}; review it, then run the same command again"):
+    done = "review it, then run the same command again" if lines else "it is empty: no names are proposed"
+    for line in (*lines, f"written: {path}; {done}"):
         Terminal().tell(line)
 
 
 def silence_libraries() -> None:
     """Suppress libraries' warnings at import."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -87,7 +87,7 @@ class Models(options.OptionGroup):
 
     panel = "Models"
 
-    preset: Names = None
+    preset: options.NamedList = None
     batch: int | None = None
     tokens: int | None = None
     kind: Names = None

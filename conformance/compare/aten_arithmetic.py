@@ -802,7 +802,9 @@ def _alike(*factors: Tensor) -> Tensor:
     generator, zero = torch.Generator().manual_seed(0), factors[0].new_zeros(*batch, count, dtype=torch.bool)
     places = factors[0].new_zeros(2, *batch, count, dtype=torch.float64)
     for x in factors:  # equal rows project to the same point on two random lines, so no pairs are compared
-        lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator).to(x.device)
+        lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator, device="cpu").to(
+            x.device
+        )
         along = torch.stack([x.real @ line for line in lines])
         places += along / along.abs().amax(-1, keepdim=True).clamp(min=LEAST[torch.float64])
         zero |= (x == 0).all(-1)

@@ -58,8 +58,8 @@ from concord.conformance.compare.state import copy_of
 from concord.conformance.compare.written import Written
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError, optional, refuse
-from concord.spec.files import read_arrays, read_described
-from concord.spec.text import first_line, first_of
+from concord.spec.files import opened, read_arrays, read_described
+from concord.spec.text import first_of
 
 # Length in tokens of the longest standard text, and in samples of the standard audio. They are primes, so
 # that all axes have different lengths.
@@ -86,14 +86,12 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
         raise SpecError(f"{reference!r} is not a folder, an ONNX graph or package.module:function")
     with optional("a transformers model folder", "peers"):
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-    try:
+    with running(reference, "cannot be loaded by transformers"):
         kind: Any = AutoModel
         if log_probabilities:
             names = str(AutoConfig.from_pretrained(reference, local_files_only=True).architectures)
             kind = AutoModelForCausalLM if re.search("ForCausalLM|LMHeadModel", names) else AutoModel
         return kind.from_pretrained(reference, local_files_only=True).eval()
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
 def loaded(candidate: Any, log_probabilities: bool = False) -> Any:
@@ -133,8 +131,9 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
         raise SpecError(f"--text requires a transformers model folder, but the reference is {str(folder)!r}")
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
+    with running(str(folder), "has no tokenizer for these texts"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
 
 
 def reference_of(reference: Any, log_probabilities: bool) -> Any:
@@ -152,7 +151,8 @@ def reference_of(reference: Any, log_probabilities: bool) -> Any:
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as tensors, by default :func:`standard` inputs."""
     if inputs is None:
-        return (), standard(model)
+        with torch.device("cpu"):  # the user may have set another default device
+            return (), standard(model)
     tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
     if isinstance(tensors, Mapping):
         return (), dict(tensors)
@@ -365,9 +365,7 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
     if isinstance(candidate, (str, Path)):
         path = Path(candidate)
         if path.suffix == ".onnx":
-            if not path.exists():
-                raise SpecError(f"{path}: no such file")
-            with running(f"{path} in ONNX Runtime"):
+            with opened(path), running(f"{path} in ONNX Runtime"):
                 arrays = run_graph(reference, path)
                 return Delivered(arrays, frozenset(name for name in arrays if is_output(name)))
         if path.suffix != ".safetensors":
@@ -418,12 +416,14 @@ def show(graph: Any, modules: Collection[str], activations: Mapping[str, str]) -
 def session_of(path: Path, graph: bytes = b"", optimized: bool = True) -> Any:
     """Load a graph in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
+        import onnx  # noqa: F401 - run_graph reads the graph
         import onnxruntime
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return onnxruntime.InferenceSession(graph or str(path), sess_options=options)
+    with running(str(path), "cannot be loaded by ONNX Runtime"):
+        return onnxruntime.InferenceSession(graph or str(path), sess_options=options)
 
 
 def feed(reference: ModelReference, session: Any) -> Arrays:

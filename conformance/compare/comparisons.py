@@ -15,7 +15,7 @@ import torch
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import prepare
 from concord.conformance.compare.candidates import call_of
-from concord.conformance.compare.module_reference import ModuleReference
+from concord.conformance.compare.module_reference import ModuleReference, described
 from concord.conformance.compare.ways import BATCHES, WAYS
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import say
@@ -156,7 +156,10 @@ def compare_several(
     with contextlib.ExitStack() as stack:
         for module in modules:  # restores the caller's modules
             stack.enter_context(module.untouched())
-        so_far.milliseconds.update(milliseconds(calls))
+        try:
+            so_far.milliseconds.update(milliseconds(calls))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a candidate's, whose verdict remains
+            so_far.notes["times"] = f"not measured: {described(error)}"
     return so_far
 
 

@@ -570,9 +570,11 @@ def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool
             halves = dict[int, tuple[Tensor, Tensor]](), dict[int, tuple[Tensor, Tensor]]()
             for place, decision in decisions.items():
                 numbers, number = groups[place]
-                first = (torch.rand(number + 1, generator=generator) < 0.5).to(numbers.device)[numbers]
+                first = (torch.rand(number + 1, generator=generator, device="cpu") < 0.5).to(numbers.device)[
+                    numbers
+                ]
                 first_other, *more = others = _others(decision, numbers > 0)
-                other = others[int(torch.randint(len(others), (), generator=generator))]
+                other = others[int(torch.randint(len(others), (), generator=generator, device="cpu"))]
                 if more:  # elements without this alternative use the first
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):

@@ -317,7 +317,9 @@ class ModelReference(Reference):
         """The reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
         cotangents = {
-            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64, device="cpu").to(
+                tensor.dtype
+            )
             for name, tensor in self.plain.items()
             if is_output(name)
         }
@@ -516,10 +518,11 @@ class ModuleReference(ModelReference):
                 result = with_log_probabilities(result, inputs["kwargs"])
             outputs |= named(result, OUTPUT)
             if not outputs:
-                kind = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+                what = "tensor" if isinstance(result, Tensor) else "value"
+                kind = result.dtype if isinstance(result, Tensor) else f"type {type(result).__name__}"
                 raise SpecError(
-                    f"{self.role} returns a {kind} but must return a floating-point tensor, alone or in "
-                    "tuples, lists, mappings or dataclasses"
+                    f"{self.role} returns a {what} of {kind} but must return a floating-point tensor, alone "
+                    "or in tuples, lists, mappings or dataclasses"
                 )
             inner = named(dict(objects(result, set())), "returned")
             for name, tensor in {**outputs, **discrete(result), **inner}.items():
@@ -863,10 +866,11 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
     """Convert errors and exits of a block to a one-line :class:`ModelError`."""
     try:
-        yield
-    except SpecError:
+        with contextlib.chdir("."):  # otherwise Concord's files would follow a model to another folder
+            yield
+    except (SpecError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # an exit would end the command silently
+    except BaseException as error:  # an exit would end the command silently
         raise ModelError(f"{what} {why}: {described(error)}") from error
 
 
@@ -877,5 +881,5 @@ def described(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith((OWN, TORCH, "<"))
     ]
-    words = shown(first_line(error), LONGEST_LINE)
-    return f"{type(error).__name__}: {words}{lines[-1] if lines else ''}"
+    words = f": {shown(first_line(error), LONGEST_LINE)}" if str(error) else ""
+    return f"{type(error).__name__}{words}{lines[-1] if lines else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from concord.conformance.compare.module_reference import ModuleReference, runnin
 from concord.conformance.compare.state import copy_of
 from concord.conformance.judging.verdict import Verdict
 from concord.spec.errors import SpecError
-from concord.spec.files import write_text
+from concord.spec.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from concord.conformance.compare.model_comparison import ModelComparison
@@ -25,7 +26,7 @@ COLOURS = [{"value": 1, "bgColor": "#b5e0c3"}, {"value": LARGEST, "bgColor": "#f
 
 
 def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
-    """Write each activation's error in tolerances, by node, and the exported program as ``.pt2``.
+    """Write each activation's error in tolerances, by node, and the exported program.
 
     Returns a message about the files.
 
@@ -45,7 +46,10 @@ def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path)
         module = submodule_of(row.tensor)
         if row.deciding and module in nodes:
             values.setdefault(nodes[module], {"value": min(row.ratio, LARGEST)})
-    torch.export.save(program, path.with_suffix(".pt2"))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    beside = path.with_name(f"{path.name}.pt2")
+    write_bytes(beside, content.getvalue())
     graph = {"name": "error in tolerances", "results": values, "thresholds": COLOURS}
     write_text(path, json.dumps({"graph": graph}, indent=1))
-    return f"written: {path}, with {path.with_suffix('.pt2').name}"
+    return f"written: {path}, with {beside.name}"

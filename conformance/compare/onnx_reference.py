@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from concord.conformance.compare.module_reference import ConvertedGraph, running
-from concord.spec.errors import SpecError
+from concord.spec.files import opened
 
 
 class _Absent(ModuleType):
@@ -87,9 +87,7 @@ def load(path: str) -> OnnxGraph:
     Raises:
         SpecError: if the file is not a graph, or has an operation that cannot be converted.
     """
-    if not Path(path).exists():
-        raise SpecError(f"{path}: no such file")
-    with running(path, "is not an ONNX graph"):
+    with opened(Path(path)), running(path, "is not an ONNX graph"):
         onnx.checker.check_model(path)
         graph = onnx.load(path)
     with running(path, "cannot be converted by onnx2pytorch"):

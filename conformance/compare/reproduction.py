@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from concord.conformance.compare.aten_arithmetic import Computed
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.judging.verdict import Verdict
-from concord.spec.errors import SpecError
-from concord.spec.files import write_text
+from concord.spec.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from concord.conformance.compare.model_comparison import ModelComparison
@@ -47,19 +47,18 @@ print("tolerance of that element: {tolerance:.3g}")
 '''
 
 
-def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
+def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
     """Write the first divergence's stretch as a script, with tensors in a ``.pt`` file.
 
-    Raises:
-        SpecError: if nothing diverges, or no forward stretch produced it.
+    Returns a message about the files, or why there are none.
     """
     first, reference, theirs = verdict.first_divergence, comparison.reference, comparison.theirs
     if first is None or first.deciding is None:
-        raise SpecError("no tensor diverges, so there is nothing to reproduce")
+        return "no tensor diverges, so there is nothing to reproduce"
     end = first.tensor
     right = comparison.stretch(end)
     if not (right and right.steps):
-        raise SpecError(f"no sequence of forward operations that a script could contain computes {end}")
+        return f"no sequence of forward operations that a script could contain computes {end}"
     lines, inputs = steps(right)
     contents: dict[str, Any] = {"reference": inputs, "candidate": torch.from_numpy(comparison.tensors[end])}
     candidate = again = ""
@@ -68,8 +67,10 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
         candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{their_lines}\n'
         # For a compiled or GPU candidate, separate operations may give a different result.
         again = '\n    "candidate, run again": candidate(),'
-    tensors = path.with_suffix(".pt")
-    torch.save(contents, tensors)
+    # So named, it replaces no weights that have the script's name.
+    tensors, content = path.with_name(f"{path.name}.pt"), io.BytesIO()
+    torch.save(contents, content)
+    write_bytes(tensors, content.getvalue())
     write_text(
         path,
         SCRIPT.format(
@@ -83,15 +84,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
             tolerance=first.deciding.tolerance,
         ),
     )
-
-
-def attempt(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
-    """Write a script; return a message."""
-    try:
-        write(comparison, verdict, path)
-    except SpecError as error:
-        return str(error)
-    return f"written: {path}, with {path.with_suffix('.pt').name}"
+    return f"written: {path}, with {tensors.name}"
 
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:

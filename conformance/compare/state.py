@@ -99,7 +99,8 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
 
     def compare() -> None:
         for path, module in modules_of(model).items():
-            attributes, after = before[path], _attributes(module)
+            # A run may add modules.
+            attributes, after = before.get(path, {}), _attributes(module)
             keys = attributes.keys() ^ after.keys() | {
                 key for key in attributes.keys() & after if not _same(attributes[key], after[key])
             }

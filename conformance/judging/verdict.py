@@ -446,8 +446,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     closest = (
-        f": the closest call of {count} tensors is {nearest.tensor}, at {number(nearest.ratio)} of its "
-        "tolerance"
+        f": the closest call of {counted(count, 'tensor')} is {nearest.tensor}, "
+        f"at {number(nearest.ratio)} of its tolerance"
         if nearest
         else ""
     )
