@@ -43,9 +43,8 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # XLA reads its flags once, when JAX starts.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless the first selects AVX2.
-# A training step gets hundreds of megabytes of fresh pages, which are large with the second (decision 0034).
-SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
+SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 
 # Workers run side by side. By default, an OpenMP thread without work keeps its core busy for a while, which
 # made PyTorch's CPU time tenfold.
