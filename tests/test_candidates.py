@@ -63,7 +63,7 @@ def against(candidate, reference=None, **options):
         (against("tests.toys.called:nothing"), "called:nothing gave no result: AttributeError: "),
         (against(Leaving(1).eval()), "the candidate .*: SystemExit: 0"),
         (against(Of(cancelled, {})), "the candidate .*: GeneratorExit "),
-        (against(str(Path(__file__).parent)), "tests cannot be loaded by transformers: "),
+        (against(str(Path(__file__).parent)), "(tests cannot be loaded by|needs) transformers"),
         (against(called.raises), "the candidate .*: KeyError: "),
         (against("tests.toys.called:leaves"), "called:leaves gave no result: SystemExit: 0"),
         (against("tests.toys.called:raises"), "called:raises gave no result: KeyError: 'no such layer'"),
