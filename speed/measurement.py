@@ -76,7 +76,7 @@ def measure(plan: SpeedPlan, keep: Keep = lambda entry: None, tell: Tell = lambd
     """
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         measurement = Measurement(plan, keep, tell, Path(folder))
-        # The fastest peer of the first group takes turns with the other groups as well.
+        # The fastest peer so far takes turns with each later group, so the group with most peers is first.
         return all(map(measurement.measure_group, sorted(plan.modes, key=peers_in, reverse=True)))
 
 
@@ -134,7 +134,7 @@ class Measurement:
         self.offered: dict[str, list[str]] = {}
         # GFLOP/s by backend, sizes and dtype: a bare product has no mode.
         self.rates: dict[tuple[str, Sizes, str], float] = {}
-        self.fastest: dict[str, tuple[str, Mode]] = {}  # peer by workload
+        self.fastest: dict[str, tuple[str, Mode]] = {}  # peer so far, by workload
 
     def measure_group(self, modes: Sequence[Mode]) -> bool:
         """Measure each workload in a group of modes, and return whether the budget sufficed."""

@@ -32,8 +32,8 @@ from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
 # End to end, a tap whose sigma exceeds this share of its magnitude is not judged, and neither are later taps.
-# So much rounding makes correct runs look wrong. Local judgement needs such a limit only for outputs: any
-# value would agree.
+# So much rounding makes correct runs look wrong. Locally, only outputs need such a limit: no later tensor
+# shows their errors.
 UNDECIDED = 0.1
 
 
